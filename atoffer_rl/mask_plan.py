@@ -1,0 +1,123 @@
+"""What kernels read of a mask: column lists of rows, bitmaps, and gathered columns of row tiles."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoffer_rl.masks import Keep, Mask
+
+Int32: TypeAlias = NDArray[np.int32]
+WORD_BITS = 32
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Kept columns of every row, in compressed rows.
+
+    Attributes:
+        starts: (mask_batches, seq_len + 1) int32; row r of mask m keeps entries
+            `starts[m, r]` to `starts[m, r + 1]` of `columns`.
+        columns: int32, ascending within a row.
+    """
+
+    starts: Int32
+    columns: Int32
+
+
+@dataclass(frozen=True)
+class BitPlan:
+    """The mask as bits.
+
+    Attributes:
+        words: (mask_batches, seq_len, ceil(seq_len / 32)) uint32; bit c of word w says whether column
+            32 * w + c is kept.
+    """
+
+    words: NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """Distinct columns of every row tile, gathered in chunks.
+
+    Attributes:
+        tile_rows: Rows of a tile.
+        chunk: Columns of a chunk; a tile's last chunk is padded with its last real column (or 0), whose
+            bits are clear.
+        starts: (mask_batches, tiles + 1) int32, in chunks.
+        columns: (chunks, chunk) int32.
+        words: (chunks, tile_rows, chunk / 32 rounded up) uint32: which gathered columns a row keeps.
+    """
+
+    tile_rows: int
+    chunk: int
+    starts: Int32
+    columns: Int32
+    words: NDArray[np.uint32]
+
+    @property
+    def gathered(self) -> int:
+        """Columns gathered over all tiles, padding included."""
+        return int(self.columns.size)
+
+
+@lru_cache(maxsize=32)
+def row_plan(mask: Mask, seq_len: int) -> RowPlan:
+    """The column lists of `mask`."""
+    keep = mask.keep(seq_len)
+    counts = keep.sum(axis=2, dtype=np.int64)
+    ends = np.cumsum(counts.reshape(-1)).reshape(counts.shape)
+    starts = np.concatenate([ends[:, :1] - counts[:, :1], ends], axis=1)
+    return RowPlan(starts.astype(np.int32), np.nonzero(keep)[2].astype(np.int32))
+
+
+@lru_cache(maxsize=32)
+def bit_plan(mask: Mask, seq_len: int) -> BitPlan:
+    """The bitmap of `mask`."""
+    return BitPlan(pack_words(mask.keep(seq_len)))
+
+
+def pack_words(keep: Keep) -> NDArray[np.uint32]:
+    """Pack the last axis into little-endian 32-bit words, padded with clear bits."""
+    padding = -keep.shape[-1] % WORD_BITS
+    padded = np.pad(keep, [(0, 0)] * (keep.ndim - 1) + [(0, padding)])
+    packed = np.packbits(padded, axis=-1, bitorder="little")
+    return np.ascontiguousarray(packed).view("<u4")
+
+
+@lru_cache(maxsize=64)
+def tile_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int) -> TilePlan:
+    """The gathered columns of `mask` for tiles of `tile_rows` rows and chunks of `chunk` columns.
+
+    Args:
+        mask: The mask.
+        seq_len: Tokens in a sequence.
+        tile_rows: Rows of a tile; the last tile may be ragged, its missing rows keep nothing.
+        chunk: Columns of a chunk, a multiple of 8.
+    """
+    keep = mask.keep(seq_len)
+    batches, tiles = keep.shape[0], -(-seq_len // tile_rows)
+    rows = np.pad(keep, [(0, 0), (0, tiles * tile_rows - seq_len), (0, 0)])
+    by_tile = rows.reshape(batches * tiles, tile_rows, seq_len)
+    needed = by_tile.any(axis=1)
+    chunks = -(-needed.sum(axis=1) // chunk)
+    ends = np.cumsum(chunks)
+    columns = np.zeros((int(ends[-1]), chunk), np.int32)
+    kept = np.zeros((int(ends[-1]), tile_rows, chunk), bool)
+    for tile, (end, count) in enumerate(zip(ends, chunks, strict=True)):
+        if not count:
+            continue
+        found = np.flatnonzero(needed[tile])
+        slots = count * chunk
+        listed = np.full(slots, found[-1], np.int32)
+        listed[: found.size] = found
+        seen = np.zeros((tile_rows, slots), bool)
+        seen[:, : found.size] = by_tile[tile][:, found]
+        columns[end - count : end] = listed.reshape(count, chunk)
+        kept[end - count : end] = seen.reshape(tile_rows, count, chunk).swapaxes(0, 1)
+    per_mask = ends.reshape(batches, tiles)
+    starts = np.concatenate([per_mask[:, :1] - chunks.reshape(batches, tiles)[:, :1], per_mask], axis=1)
+    return TilePlan(tile_rows, chunk, starts.astype(np.int32), columns, pack_words(kept))

@@ -1,0 +1,202 @@
+"""Attention masks: their names, their parameters, and which (query, key) pairs they keep."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isqrt
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoffer_rl.errors import MaskError
+
+Keep: TypeAlias = NDArray[np.bool_]
+Grid: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask with all its parameters, in canonical form.
+
+    Attributes:
+        name: Canonical name.
+        parameters: (name, value) pairs in canonical order.
+        lengths: Document lengths (`document` only).
+        path: The array's file (`file` only).
+        digest: Hash of the array's content (`file` only).
+    """
+
+    name: str
+    parameters: tuple[tuple[str, int], ...] = ()
+    lengths: tuple[int, ...] = ()
+    path: str = ""
+    digest: str = ""
+
+    def __str__(self) -> str:
+        if self.name == "file":
+            return f"file:{self.path}"
+        if self.name == "document":
+            return "document:lengths=" + "/".join(map(str, self.lengths))
+        values = ",".join(f"{name}={value}" for name, value in self.parameters)
+        return f"{self.name}:{values}" if values else self.name
+
+    @property
+    def identity(self) -> str:
+        """What tells two masks apart: the canonical form, or a file's content."""
+        return f"file:{self.digest}" if self.name == "file" else str(self)
+
+    def keep(self, seq_len: int) -> Keep:
+        """Which pairs are kept: (1 or batch, seq_len, seq_len), entry (b, query, key)."""
+        return _keep(self, seq_len)
+
+
+def _strided(i: Grid, j: Grid, stride: int) -> Keep:
+    return (j <= i) & (((i - j) % stride == 0) | (j > i - stride))
+
+
+def _fixed(i: Grid, j: Grid, block: int) -> Keep:
+    return (j <= i) & ((j % block == block - 1) | (j // block == i // block))
+
+
+def _sliding(i: Grid, j: Grid, window: int) -> Keep:
+    return 2 * np.abs(i - j) <= window
+
+
+def _longformer(i: Grid, j: Grid, window: int, global_: int) -> Keep:
+    return _sliding(i, j, window) | (i < global_) | (j < global_)
+
+
+def _bigbird(i: Grid, j: Grid, window: int, global_: int, random: int, block: int, seed: int) -> Keep:
+    blocks = -(-i.size // block)
+    # RandomState's streams are frozen: the same seed draws the same blocks under any numpy.
+    source = np.random.RandomState(seed)
+    drawn = np.zeros((blocks, blocks), bool)
+    for row in drawn:
+        row[source.permutation(blocks)[:random]] = True
+    return _longformer(i, j, window, global_) | drawn[i // block, j // block]
+
+
+@dataclass(frozen=True)
+class _Family:
+    """A named mask: its rule over index grids, and its parameters' defaults and smallest values."""
+
+    rule: Callable[..., Keep]
+    defaults: Callable[[int], dict[str, int]]
+    smallest: dict[str, int]
+
+
+def _no_defaults(seq_len: int) -> dict[str, int]:
+    return {}
+
+
+_FAMILIES: dict[str, _Family] = {
+    "dense": _Family(lambda i, j: np.ones((i.size, j.size), bool), _no_defaults, {}),
+    "causal": _Family(lambda i, j: j <= i, _no_defaults, {}),
+    "strided": _Family(_strided, lambda s: {"stride": isqrt(s)}, {"stride": 1}),
+    "fixed": _Family(_fixed, lambda s: {"block": isqrt(s)}, {"block": 1}),
+    "sliding": _Family(_sliding, lambda s: {"window": 64}, {"window": 0}),
+    "longformer": _Family(_longformer, lambda s: {"window": 64, "global": 16}, {"window": 0, "global": 0}),
+    "bigbird": _Family(
+        _bigbird,
+        lambda s: {"window": 64, "global": 16, "random": 2, "block": 16, "seed": 0},
+        {"window": 0, "global": 0, "random": 0, "block": 1, "seed": 0},
+    ),
+}
+_ALIASES = {"triangle": "causal"}
+MASK_NAMES = (*_FAMILIES, "document", "file")
+
+
+def parse_mask(text: str, seq_len: int) -> Mask:
+    """The canonical mask that `text` names for sequences of `seq_len`.
+
+    Args:
+        text: `NAME` or `NAME:parameter=value,...`; `document:lengths=a/b/c`; `file:PATH.npy`.
+        seq_len: Tokens in a sequence; some defaults depend on it.
+
+    Raises:
+        MaskError: If the name, a parameter or the file is wrong.
+    """
+    name, _, rest = text.partition(":")
+    name = _ALIASES.get(name, name)
+    if name == "file":
+        return _file_mask(rest, seq_len)
+    if name == "document":
+        return _document_mask(rest, seq_len)
+    if name not in _FAMILIES:
+        raise MaskError(f"unknown mask {name!r}: use one of {', '.join(MASK_NAMES)}")
+    family = _FAMILIES[name]
+    values = family.defaults(seq_len)
+    for item in filter(None, rest.split(",")):
+        key, _, number = item.partition("=")
+        if key not in values:
+            known = ", ".join(values) or "none"
+            raise MaskError(f"mask {name} has no parameter {key!r}; it takes: {known}")
+        values[key] = _whole_number(name, key, number, family.smallest[key])
+    return Mask(name, tuple(values.items()))
+
+
+def _whole_number(mask: str, key: str, text: str, smallest: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = smallest - 1
+    if not smallest <= value < 2**31:
+        raise MaskError(f"mask {mask}: {key} must be a whole number of at least {smallest}, not {text!r}")
+    return value
+
+
+def _document_mask(rest: str, seq_len: int) -> Mask:
+    key, _, text = rest.partition("=")
+    if key != "lengths":
+        raise MaskError("mask document takes lengths, as in document:lengths=100/156")
+    lengths = tuple(_whole_number("document", "lengths", item, 1) for item in text.split("/"))
+    if sum(lengths) != seq_len:
+        raise MaskError(f"mask document: lengths add up to {sum(lengths)}, but seq_len is {seq_len}")
+    return Mask("document", lengths=lengths)
+
+
+def _file_mask(path: str, seq_len: int) -> Mask:
+    array = load_mask_file(path)
+    if array.shape[-2:] != (seq_len, seq_len):
+        raise MaskError(f"mask file {path} has shape {array.shape}; it must end in ({seq_len}, {seq_len})")
+    digest = hashlib.sha256(repr(array.shape).encode() + array.tobytes()).hexdigest()[:16]
+    return Mask("file", path=path, digest=digest)
+
+
+def load_mask_file(path: str) -> Keep:
+    """The boolean array in `path`, as (1 or batch, rows, columns).
+
+    Raises:
+        MaskError: If it cannot be read, or is not a boolean array of two or three dimensions.
+    """
+    try:
+        stat = Path(path).stat()
+        return _load_mask_file(path, stat.st_mtime_ns, stat.st_size)
+    except (OSError, ValueError, EOFError) as error:
+        raise MaskError(f"cannot read mask file {path!r}: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _load_mask_file(path: str, modified_ns: int, size: int) -> Keep:
+    array = np.load(path, allow_pickle=False)
+    if not isinstance(array, np.ndarray) or array.dtype != np.bool_ or array.ndim not in (2, 3) or not array.size:
+        raise MaskError(f"mask file {path} must hold a boolean array of shape (S, S) or (B, S, S)")
+    return np.ascontiguousarray(array.reshape(-1, *array.shape[-2:]))
+
+
+@lru_cache(maxsize=8)
+def _keep(mask: Mask, seq_len: int) -> Keep:
+    if mask.name == "file":
+        array = load_mask_file(mask.path)
+    elif mask.name == "document":
+        owner = np.repeat(np.arange(len(mask.lengths)), mask.lengths)
+        array = (owner[:, None] == owner[None, :])[None]
+    else:
+        index = np.arange(seq_len, dtype=np.int64)
+        values = {("global_" if name == "global" else name): value for name, value in mask.parameters}
+        array = np.asarray(_FAMILIES[mask.name].rule(index[:, None], index[None, :], **values))[None]
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,70 @@
+"""Shapes and number formats of the layer's tensors, as they lie in memory (row-major)."""
+
+from dataclasses import dataclass
+from math import prod
+
+from atoffer_rl.dtype import DType
+from atoffer_rl.workload import Workload
+
+ALIGNMENT_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the layer.
+
+    Attributes:
+        name: Its name in `operators.OPERATORS`.
+        shape: Row-major shape.
+        dtype: Storage format.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it holds."""
+        return self.size * self.dtype.itemsize
+
+
+def layer_tensors(workload: Workload) -> dict[str, Tensor]:
+    """Every activation and weight of one layer by name.
+
+    Weights of products are (out_features, in_features), as torch's Linear keeps them; `w_qkv` stacks the
+    query, key and value projections in that order. `qkv` holds q, k and v side by side in each row:
+    (batch, seq_len, 3, heads, head_dim).
+    """
+    w = workload
+    batch, seq, heads, head, width, ffn = w.batch, w.seq_len, w.heads, w.head_dim, w.width, w.ffn_dim
+    low, full = w.element, DType.FLOAT32
+    rows, scores = (batch, seq, width), (batch, heads, seq, seq)
+    shapes: dict[str, tuple[tuple[int, ...], DType]] = {
+        "x": (rows, low),
+        "qkv_raw": ((batch, seq, 3 * width), low),
+        "qkv": ((batch, seq, 3 * width), low),
+        "scores": (scores, full),
+        "masked_scores": (scores, full),
+        "probs": (scores, low),
+        "context": ((batch, heads, seq, head), low),
+        "ffn1_raw": ((batch, seq, ffn), low),
+        "ffn1_act": ((batch, seq, ffn), low),
+        "w_qkv": ((3 * width, width), low),
+        "b_qkv": ((3 * width,), low),
+        "w_out": ((width, width), low),
+        "w_ffn1": ((ffn, width), low),
+        "b_ffn1": ((ffn,), low),
+        "w_ffn2": ((width, ffn), low),
+    }
+    shapes |= {
+        name: (rows, low)
+        for name in ("merged", "out_raw", "attn_sum", "attn_norm", "ffn2_raw", "ffn_sum", "y")
+    }
+    shapes |= {name: ((width,), low) for name in ("b_out", "gamma_1", "beta_1", "b_ffn2", "gamma_2", "beta_2")}
+    return {name: Tensor(name, shape, dtype) for name, (shape, dtype) in shapes.items()}

@@ -1,0 +1,114 @@
+"""What a scheme is tuned for: the shapes, number format, mask and activation of an encoder."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from atoffer_rl.dtype import DType
+from atoffer_rl.errors import WorkloadError
+from atoffer_rl.masks import Mask, parse_mask
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+MAX_INDEX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An encoder's shapes and options; hashable, canonical, round-trips through JSON.
+
+    Attributes:
+        batch: Sequences in a batch (B).
+        seq_len: Tokens in a sequence (S).
+        heads: Attention heads (H).
+        head_dim: Channels of a head (W); the model width D is H * W.
+        ffn_dim: Channels between the two feed-forward products (F).
+        layers: Encoder layers in a forward pass.
+        dtype: Storage format, one of `float16`, `bfloat16`, `float32`.
+        mask: Canonical mask name with its parameters, such as `strided:stride=16`.
+        activation: `gelu` (exact, erf), `gelu_tanh` or `relu`.
+        epsilon: Added to the variance in LayerNorm.
+
+    Raises:
+        WorkloadError: If a number is not positive, or a name is unknown.
+        MaskError: If the mask's name, parameters or file are wrong.
+    """
+
+    batch: int = 16
+    seq_len: int = 256
+    heads: int = 12
+    head_dim: int = 64
+    ffn_dim: int = 3072
+    layers: int = 12
+    dtype: str = "float16"
+    mask: str = "strided"
+    activation: str = "gelu"
+    epsilon: float = 1e-12
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "seq_len", "heads", "head_dim", "ffn_dim", "layers"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise WorkloadError(f"{name} must be a positive whole number, not {value!r}")
+        if self.dtype not in [dtype.value for dtype in DType]:
+            raise WorkloadError(f"dtype must be one of {', '.join(d.value for d in DType)}, not {self.dtype!r}")
+        if self.activation not in ACTIVATIONS:
+            raise WorkloadError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
+        if not isinstance(self.epsilon, float) or not 0.0 <= self.epsilon < 1.0:
+            raise WorkloadError(f"epsilon must be a number from 0 to 1, not {self.epsilon!r}")
+        if max(self.rows * max(self.ffn_dim, 3 * self.width), self.score_count) > MAX_INDEX:
+            raise WorkloadError("a tensor of this workload has over 2**31 elements: reduce batch or seq_len")
+        object.__setattr__(self, "mask", str(parse_mask(self.mask, self.seq_len)))
+
+    @property
+    def width(self) -> int:
+        """Model width D = heads * head_dim."""
+        return self.heads * self.head_dim
+
+    @property
+    def rows(self) -> int:
+        """Token rows M = batch * seq_len."""
+        return self.batch * self.seq_len
+
+    @property
+    def score_count(self) -> int:
+        """Elements of the score matrix, batch * heads * seq_len * seq_len."""
+        return self.batch * self.heads * self.seq_len**2
+
+    @property
+    def element(self) -> DType:
+        """The storage format as a `DType`."""
+        return DType(self.dtype)
+
+    @property
+    def mask_spec(self) -> Mask:
+        """The parsed mask."""
+        return parse_mask(self.mask, self.seq_len)
+
+    @property
+    def key(self) -> str:
+        """A short, stable name of this workload."""
+        text = json.dumps(self.to_json() | {"mask": self.mask_spec.identity}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def to_json(self) -> dict[str, Any]:
+        """The workload as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """The workload that `to_json` wrote.
+
+        Raises:
+            WorkloadError: If a field is unknown, missing or wrong.
+        """
+        if not isinstance(value, dict):
+            raise WorkloadError("a workload is a JSON object: see atoffer schemes --help for its fields")
+        try:
+            return cls(**value)
+        except TypeError as error:
+            raise WorkloadError(f"not a workload: {error}") from error
+
+    def with_layers(self, layers: int) -> Self:
+        """The same workload with another number of layers."""
+        return replace(self, layers=layers)

@@ -1,0 +1,1 @@
+"""From a scheme to measured latency: rendering, compiling, launching, verifying, timing, exporting."""

@@ -1,0 +1,63 @@
+"""NVRTC through cuda.core: a rendered kernel becomes a cubin for a named arch, without a GPU or a driver."""
+
+import hashlib
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from atoffer_rl.errors import CompileError
+from atoffer_rl.kernels.program import KernelProgram
+from atoffer_rl.kernels.render import TEMPLATE_FOLDER
+
+STANDARD = "c++17"
+
+
+@cache
+def compiler_version() -> str:
+    """The NVRTC in use, as it names itself."""
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"nvrtc {major}.{minor}, cuda-core {version('cuda-core')}"
+
+
+@cache
+def include_folders() -> tuple[str, ...]:
+    """Folders that `#include` searches: the templates, then CUDA's own headers.
+
+    Raises:
+        CompileError: If CUDA's headers are not installed.
+    """
+    spec = find_spec("nvidia")
+    roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
+    roots += [Path("/usr/local/cuda")]
+    candidates = [folder for root in roots for folder in (*sorted(root.glob("cu1*/include")), *sorted(root.glob("*/include")), root / "include")]
+    cuda = [folder for folder in candidates if (folder / "cuda_fp16.h").exists()]
+    if not cuda:
+        raise CompileError("CUDA's headers are missing: pip install nvidia-cuda-runtime nvidia-cuda-crt")
+    return (str(TEMPLATE_FOLDER), *(str(folder) for folder in dict.fromkeys(cuda)))
+
+
+def source_hash(program: KernelProgram) -> str:
+    """A hash of all text that decides the machine code: the source and its headers."""
+    digest = hashlib.sha256(program.source.encode())
+    for header in sorted(program.headers):
+        digest.update((TEMPLATE_FOLDER / header).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def compile_kernel(program: KernelProgram, arch: str) -> bytes:
+    """The cubin of `program` for `arch` (such as `sm_90a`).
+
+    Raises:
+        CompileError: With the compiler's first error.
+    """
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(arch=arch, std=STANDARD, include_path=list(include_folders()), extra_device_vectorization=True)
+    try:
+        return bytes(Program(program.source, "c++", options).compile("cubin").code)
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if "error" in line] or [str(error).strip()[:300]]
+        raise CompileError(lines[0]) from error
