@@ -1,0 +1,122 @@
+"""A measurer under a budget: what one search has measured, what that cost, what is best so far."""
+
+from collections.abc import Iterable
+from math import inf
+
+from atoffer_rl.errors import BudgetSpent, SchemeError
+from atoffer_rl.kernels.measurers.protocol import Measurer
+from atoffer_rl.kernels.registry import legal_choices, legal_runs, unfused
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.shortest_path import CutGraph
+from atoffer_rl.trial import SegmentRequest, Trial
+from atoffer_rl.workload import Workload
+
+
+class Ledger:
+    """Measures choices of one workload under a budget and remembers every trial.
+
+    The default choices of the `unfused` scheme are measured first, free of charge. A unit is one segment
+    choice measured for the first time; what a live store already holds is free. Seconds are measuring
+    seconds (compile, verify, time; the recorded ones in replay).
+
+    Args:
+        workload: What is searched.
+        measurer: Who measures.
+        units: Budget in units; None means no limit.
+        seconds: Budget in measuring seconds; None means no limit.
+
+    Raises:
+        SchemeError: If a default choice of the unfused scheme fails, so that there is no reference.
+    """
+
+    def __init__(
+        self, workload: Workload, measurer: Measurer, units: int | None = None, seconds: float | None = None
+    ) -> None:
+        self.workload = workload
+        self.measurer = measurer
+        self.units = units
+        self.seconds = seconds
+        self.units_spent = 0
+        self.seconds_spent = 0.0
+        self.cache_hits = 0
+        self.trials: dict[Choice, Trial] = {}
+        self.graph = CutGraph()
+        self._best_choice: dict[Run, Choice] = {}
+        self._reserved = 0
+        self.unfused_scheme = unfused(workload, measurer.device)
+        for trial in measurer.measure([SegmentRequest(workload, choice) for choice in self.unfused_scheme.choices]):
+            if not trial.ok:
+                raise SchemeError(f"the unfused scheme fails here, at {trial.choice}: {trial.reason}")
+            self._record(trial)
+        self.unfused_us = self.graph.best_us
+        self._load_known()
+
+    def _load_known(self) -> None:
+        for run in legal_runs(self.workload, self.measurer.device):
+            for choice in legal_choices(self.workload, run, self.measurer.device):
+                trial = self.measurer.known(SegmentRequest(self.workload, choice))
+                if trial is not None and choice not in self.trials:
+                    self._record(trial)
+
+    @property
+    def units_left(self) -> float:
+        """Units that may still be spent, reservations taken off; infinite without a limit."""
+        return inf if self.units is None else self.units - self.units_spent - self._reserved
+
+    @property
+    def seconds_left(self) -> float:
+        """Measuring seconds that may still be spent; infinite without a limit."""
+        return inf if self.seconds is None else self.seconds - self.seconds_spent
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing new can be measured."""
+        return self.units_left < 1 or self.seconds_left <= 0.0
+
+    def reserve(self) -> bool:
+        """Set a unit aside for a choice that is being made; says whether one was left."""
+        if self.spent:
+            return False
+        self._reserved += 1
+        return True
+
+    def release(self) -> None:
+        """Give a reserved unit back."""
+        self._reserved -= 1
+
+    def measure(self, choice: Choice) -> Trial:
+        """The trial of `choice`: remembered if there is one, else measured and charged.
+
+        Raises:
+            BudgetSpent: If it would have to be measured and nothing is left.
+        """
+        return self.measure_all([choice])[0]
+
+    def measure_all(self, choices: Iterable[Choice]) -> list[Trial]:
+        """Trials of `choices` in order, the new ones measured together.
+
+        Raises:
+            BudgetSpent: If the new ones are more than what is left.
+        """
+        asked = list(choices)
+        new = [choice for choice in dict.fromkeys(asked) if choice not in self.trials]
+        if new and (len(new) > self.units_left or self.seconds_left <= 0.0):
+            raise BudgetSpent(f"{len(new)} new choices asked for with {self.units_left:g} units left")
+        self.cache_hits += len(asked) - len(new)
+        for trial in self.measurer.measure([SegmentRequest(self.workload, choice) for choice in new]):
+            self.units_spent += 1
+            self.seconds_spent += trial.seconds
+            self._record(trial)
+        return [self.trials[choice] for choice in asked]
+
+    def best(self) -> tuple[Scheme, float]:
+        """The shortest path over what was measured so far: the scheme to recommend, and its layer latency in us."""
+        partition = self.graph.best_partition()
+        return Scheme(tuple(self._best_choice[run] for run in partition)), self.graph.best_us
+
+    def _record(self, trial: Trial) -> None:
+        assert trial.choice is not None
+        self.trials[trial.choice] = trial
+        if trial.latency_us is not None and self.graph.lower(trial.choice.run, trial.latency_us):
+            self._best_choice[trial.choice.run] = trial.choice
