@@ -30,6 +30,8 @@ __device__ __forceinline__ __half from_float<__half>(float value) { return __flo
 template <>
 __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
 
+__device__ __forceinline__ float negative_infinity() { return __int_as_float(static_cast<int>(0xff800000u)); }
+
 // V elements that one instruction moves (up to 16 bytes); its address must be a multiple of its size.
 template <class T, int V>
 struct alignas(sizeof(T) * V) Vector {
