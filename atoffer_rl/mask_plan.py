@@ -11,6 +11,7 @@ from atoffer_rl.masks import Keep, Mask
 
 Int32: TypeAlias = NDArray[np.int32]
 WORD_BITS = 32
+PADDING = -1
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,16 @@ class BitPlan:
 class TilePlan:
     """Distinct columns of every row tile, gathered in chunks.
 
+    Every tile has at least one chunk, of which the last is padded. The first chunk of tile t of mask m is
+    chunk m * tiles + t, so that a kernel finds it without reading `starts`; what a tile needs besides lies
+    behind all first chunks.
+
     Attributes:
-        tile_rows: Rows of a tile.
-        chunk: Columns of a chunk; a tile's last chunk is padded with its last real column (or 0), whose
-            bits are clear.
-        starts: (mask_batches, tiles + 1) int32, in chunks.
-        columns: (chunks, chunk) int32.
+        tile_rows: Rows of a tile; a ragged last tile's missing rows keep nothing.
+        chunk: Columns of a chunk.
+        starts: (mask_batches, tiles + 1) int32; the chunks of tile t of mask m after its first are
+            `starts[m, t]` to `starts[m, t + 1]`.
+        columns: (chunks, chunk) int32, ascending within a tile; -1 is padding: no column, its bits clear.
         words: (chunks, tile_rows, chunk / 32 rounded up) uint32: which gathered columns a row keeps.
     """
 
@@ -60,8 +65,8 @@ class TilePlan:
 
     @property
     def gathered(self) -> int:
-        """Columns gathered over all tiles, padding included."""
-        return int(self.columns.size)
+        """Columns gathered over all tiles, without padding."""
+        return int(np.count_nonzero(self.columns >= 0))
 
 
 @lru_cache(maxsize=32)
@@ -90,34 +95,25 @@ def pack_words(keep: Keep) -> NDArray[np.uint32]:
 
 @lru_cache(maxsize=64)
 def tile_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int) -> TilePlan:
-    """The gathered columns of `mask` for tiles of `tile_rows` rows and chunks of `chunk` columns.
-
-    Args:
-        mask: The mask.
-        seq_len: Tokens in a sequence.
-        tile_rows: Rows of a tile; the last tile may be ragged, its missing rows keep nothing.
-        chunk: Columns of a chunk, a multiple of 8.
-    """
+    """The gathered columns of `mask` for tiles of `tile_rows` rows and chunks of `chunk` columns."""
     keep = mask.keep(seq_len)
     batches, tiles = keep.shape[0], -(-seq_len // tile_rows)
     rows = np.pad(keep, [(0, 0), (0, tiles * tile_rows - seq_len), (0, 0)])
     by_tile = rows.reshape(batches * tiles, tile_rows, seq_len)
     needed = by_tile.any(axis=1)
-    chunks = -(-needed.sum(axis=1) // chunk)
-    ends = np.cumsum(chunks)
-    columns = np.zeros((int(ends[-1]), chunk), np.int32)
+    extra = np.maximum(-(-needed.sum(axis=1) // chunk) - 1, 0)
+    ends = len(by_tile) + np.cumsum(extra)
+    columns = np.full((int(ends[-1]), chunk), PADDING, np.int32)
     kept = np.zeros((int(ends[-1]), tile_rows, chunk), bool)
-    for tile, (end, count) in enumerate(zip(ends, chunks, strict=True)):
-        if not count:
-            continue
+    for tile, (end, more) in enumerate(zip(ends, extra, strict=True)):
+        chunks = np.r_[tile, end - more : end]
         found = np.flatnonzero(needed[tile])
-        slots = count * chunk
-        listed = np.full(slots, found[-1], np.int32)
+        listed = np.full(chunks.size * chunk, PADDING, np.int32)
         listed[: found.size] = found
-        seen = np.zeros((tile_rows, slots), bool)
+        seen = np.zeros((tile_rows, chunks.size * chunk), bool)
         seen[:, : found.size] = by_tile[tile][:, found]
-        columns[end - count : end] = listed.reshape(count, chunk)
-        kept[end - count : end] = seen.reshape(tile_rows, count, chunk).swapaxes(0, 1)
+        columns[chunks] = listed.reshape(-1, chunk)
+        kept[chunks] = seen.reshape(tile_rows, -1, chunk).swapaxes(0, 1)
     per_mask = ends.reshape(batches, tiles)
-    starts = np.concatenate([per_mask[:, :1] - chunks.reshape(batches, tiles)[:, :1], per_mask], axis=1)
+    starts = np.concatenate([per_mask[:, :1] - extra.reshape(batches, tiles)[:, :1], per_mask], axis=1)
     return TilePlan(tile_rows, chunk, starts.astype(np.int32), columns, pack_words(kept))
