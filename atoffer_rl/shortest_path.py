@@ -1,10 +1,12 @@
 """The best way to cut the layer, given the best known latency of each run: a shortest path over cut positions."""
 
 from collections.abc import Mapping
+from heapq import nsmallest
 from math import inf
 
 from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme
 
 
 class CutGraph:
@@ -57,3 +59,22 @@ class CutGraph:
         for first, end, latency_us in reversed(edges):
             suffix[first] = min(suffix[first], suffix[end] + latency_us)
         self.prefix_us, self.suffix_us = prefix, suffix
+
+
+def best_schemes(latencies_us: Mapping[Choice, float], count: int) -> list[tuple[float, Scheme]]:
+    """The `count` schemes of least summed latency, best first, from the latency of each choice.
+
+    A k-shortest path: the best `count` ways to reach every cut position, built from those of earlier ones.
+    """
+    by_end: list[list[Choice]] = [[] for _ in range(OPERATOR_COUNT + 1)]
+    for choice in latencies_us:
+        by_end[choice.run.last + 1].append(choice)
+    reached: list[list[tuple[float, tuple[Choice, ...]]]] = [[(0.0, ())]]
+    for choices in by_end[1:]:
+        ways = (
+            (before_us + latencies_us[choice], (*before, choice))
+            for choice in choices
+            for before_us, before in reached[choice.run.first]
+        )
+        reached.append(nsmallest(count, ways, key=lambda way: way[0]))
+    return [(total_us, Scheme(choices)) for total_us, choices in reached[OPERATOR_COUNT]]

@@ -1,0 +1,298 @@
+"""Recorded tables: every choice of some workloads, measured on one warm machine, shipped as package data.
+
+A table is a gzip file of JSON lines: the header, then one trial a line, with what all trials share
+(machine, identity, protocol) said once, in the header, and choices written as `Choice` prints them.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+from atoffer_rl.device import DeviceSpec
+from atoffer_rl.errors import AtofferError, NotRecorded, SchemeError, StoreError
+from atoffer_rl.operators import OPERATOR_COUNT
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.signature import signature
+from atoffer_rl.trial import PROTOCOL_VERSION, Machine, Status, Trial
+from atoffer_rl.workload import Workload
+
+RECORDS_FOLDER = Path(__file__).parent / "records"
+SUFFIX = ".jsonl.gz"
+FORMAT = "atoffer-table-1"
+_CHOICE = re.compile(r"\[(\d+),(\d+)\]:(\w+)(?:\((.*)\))?")
+_SINGLES = tuple(Run(operator, operator) for operator in range(OPERATOR_COUNT))
+
+
+@dataclass(frozen=True)
+class AnchorSample:
+    """One timing of the anchor kernels.
+
+    Attributes:
+        taken: When, ISO 8601 UTC.
+        latencies_us: By anchor.
+        sm_clock_mhz: Clock of the multiprocessors, 0 where it cannot be read.
+        temperature_c: Of the GPU, 0 where it cannot be read.
+    """
+
+    taken: str
+    latencies_us: dict[str, float]
+    sm_clock_mhz: int = 0
+    temperature_c: int = 0
+
+
+@dataclass(frozen=True)
+class TableHeader:
+    """What all trials of a table share.
+
+    Attributes:
+        table: Its identity: one machine, one warm card.
+        machine: Where it was taken.
+        device: The GPU.
+        workloads: What it is complete for.
+        spaces: Version of each template's space file.
+        anchors: Every timing of the anchor kernels, the first one being the table's reference.
+    """
+
+    table: str
+    machine: Machine
+    device: DeviceSpec
+    workloads: tuple[Workload, ...]
+    spaces: Mapping[str, int]
+    anchors: tuple[AnchorSample, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The header as plain JSON values."""
+        return {
+            "format": FORMAT,
+            "protocol": PROTOCOL_VERSION,
+            "table": self.table,
+            "machine": asdict(self.machine),
+            "device": self.device.to_json(),
+            "workloads": [workload.to_json() for workload in self.workloads],
+            "spaces": dict(self.spaces),
+            "anchors": [asdict(anchor) for anchor in self.anchors],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """The header that `to_json` wrote.
+
+        Raises:
+            StoreError: If it is not one, or is of another protocol.
+        """
+        try:
+            if value["format"] != FORMAT or value["protocol"] != PROTOCOL_VERSION:
+                raise StoreError(f"table format {value['format']}, protocol {value['protocol']}: record it again")
+            return cls(
+                str(value["table"]),
+                Machine(**value["machine"]),
+                DeviceSpec.from_json(value["device"]),
+                tuple(Workload.from_json(item) for item in value["workloads"]),
+                {str(name): int(version) for name, version in value["spaces"].items()},
+                tuple(AnchorSample(**item) for item in value["anchors"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError(f"not a table's header: {error}") from error
+
+
+@dataclass(frozen=True)
+class RecordedTable:
+    """A header and its trials; where a request was measured more than once, the last one answers."""
+
+    header: TableHeader
+    trials: tuple[Trial, ...] = field(repr=False)
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The GPU it was taken on."""
+        return self.header.device
+
+    def covers(self, workload: Workload) -> bool:
+        """Whether the signatures of `workload` are recorded (its layers and epsilon do not matter)."""
+        recorded = self._recorded_singles()
+        return all((signature(workload, run), run) in recorded for run in _SINGLES)
+
+    def segments(self, workload: Workload) -> dict[Choice, Trial]:
+        """The recorded trial of every choice of `workload`."""
+        by_subject: dict[tuple[str, Run], bool] = {}
+        found: dict[Choice, Trial] = {}
+        for trial in self.trials:
+            if trial.choice is None:
+                continue
+            key = (trial.subject, trial.choice.run)
+            if key not in by_subject:
+                by_subject[key] = signature(workload, trial.choice.run) == trial.subject
+            if by_subject[key]:
+                found[trial.choice] = trial
+        return found
+
+    def forwards(self, workload: Workload) -> dict[Scheme, Trial]:
+        """The recorded whole forwards of `workload`."""
+        subject = f"workload={workload.key}"
+        return {trial.scheme: trial for trial in self.trials if trial.scheme is not None and trial.subject == subject}
+
+    def _recorded_singles(self) -> set[tuple[str, Run]]:
+        return {
+            (trial.subject, trial.choice.run)
+            for trial in self.trials
+            if trial.choice is not None and trial.choice.run.first == trial.choice.run.last
+        }
+
+
+def parse_choice(text: str) -> Choice:
+    """The choice that prints as `text`.
+
+    Raises:
+        SchemeError: If it does not read as one.
+    """
+    match = _CHOICE.fullmatch(text)
+    if match is None:
+        raise SchemeError(f"not a choice: {text!r}")
+    first, last, template, values = match.groups()
+    pairs = (item.partition("=") for item in (values or "").split(",") if item)
+    try:
+        parameters = tuple((name, int(value)) for name, _, value in pairs)
+    except ValueError as error:
+        raise SchemeError(f"not a choice: {text!r}") from error
+    return Choice(Run(int(first), int(last)), template, parameters)
+
+
+def save_table(table: RecordedTable, path: Path) -> None:
+    """Write `table` to `path`; the file is complete or not there.
+
+    Raises:
+        StoreError: If it cannot be written.
+    """
+    partial = path.with_name(path.name + ".partial")
+    subjects = {subject: index for index, subject in enumerate(dict.fromkeys(t.subject for t in table.trials))}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # No time stamp and no name in the gzip header: same table, same bytes.
+        with partial.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
+            for value in _lines(table, subjects):
+                file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(f"cannot write table {path}: {error.strerror or error}") from error
+
+
+def _lines(table: RecordedTable, subjects: Mapping[str, int]) -> Iterator[Any]:
+    yield table.header.to_json() | {"subjects": list(subjects)}
+    for trial in table.trials:
+        yield _pack(trial, subjects[trial.subject])
+
+
+def _pack(trial: Trial, subject: int) -> list[Any]:
+    """A trial as a short list: what is not needed again is dropped, numbers keep the digits that mean something."""
+    asked = str(trial.choice) if trial.choice else [str(choice) for choice in trial.scheme.choices] if trial.scheme else []
+    seconds = [round(value, 4) for value in (trial.compile_seconds, trial.verify_seconds, trial.measure_seconds)]
+    errors = [float(f"{value:.3g}") if value is not None else None for value in (trial.max_error, trial.error_budget)]
+    samples = [round(value, 2) for value in trial.samples_us]
+    latency = round(trial.latency_us, 3) if trial.latency_us is not None else None
+    row = [subject, asked, trial.execution, trial.status.value, latency, samples, seconds, errors, trial.source_hash]
+    return [*row, trial.reason, trial.detail] if trial.reason or trial.detail else row
+
+
+def _unpack(row: Any, subjects: list[str], header: TableHeader) -> Trial:
+    subject, asked, execution, status, latency, samples, seconds, errors, source_hash, *rest = row
+    reason, detail = rest or ("", {})
+    forward = isinstance(asked, list)
+    return Trial(
+        subject=subjects[subject],
+        choice=None if forward else _interned_choice(asked),
+        scheme=Scheme(tuple(_interned_choice(text) for text in asked), execution) if forward else None,
+        execution=execution,
+        status=Status(status),
+        reason=reason,
+        latency_us=latency,
+        samples_us=tuple(samples),
+        max_error=errors[0],
+        error_budget=errors[1],
+        compile_seconds=seconds[0],
+        verify_seconds=seconds[1],
+        measure_seconds=seconds[2],
+        table=header.table,
+        source_hash=source_hash,
+        machine=header.machine,
+        detail=detail,
+        taken=header.anchors[0].taken if header.anchors else "",
+    )
+
+
+_interned_choice = lru_cache(maxsize=None)(parse_choice)
+
+
+def load_table(path: Path) -> RecordedTable:
+    """The table in `path`.
+
+    Raises:
+        StoreError: If it is damaged, of another protocol, or cannot be read.
+    """
+    try:
+        with gzip.open(path, "rt") as file:
+            first = json.loads(next(file))
+            header = TableHeader.from_json(first)
+            subjects = list(map(str, first["subjects"]))
+            trials = tuple(_unpack(json.loads(line), subjects, header) for line in file)
+    except OSError as error:
+        raise StoreError(f"cannot read table {path}: {error}") from error
+    except (ValueError, TypeError, LookupError, EOFError, StopIteration, AtofferError) as error:
+        raise StoreError(f"table {path} is damaged: {error or 'it is empty'}") from error
+    return RecordedTable(header, trials)
+
+
+def table_paths(folder: Path = RECORDS_FOLDER) -> tuple[Path, ...]:
+    """Files of the recorded tables, by name."""
+    return tuple(sorted(folder.glob(f"*{SUFFIX}")))
+
+
+@lru_cache(maxsize=8)
+def _shipped(path: Path) -> RecordedTable:
+    return load_table(path)
+
+
+def recorded_tables(folder: Path = RECORDS_FOLDER) -> tuple[RecordedTable, ...]:
+    """Every recorded table of `folder`, read once.
+
+    Raises:
+        StoreError: If one is damaged.
+    """
+    return tuple(_shipped(path) for path in table_paths(folder))
+
+
+def recorded_workloads(folder: Path = RECORDS_FOLDER) -> tuple[Workload, ...]:
+    """The workloads that recorded tables are complete for."""
+    return tuple(workload for table in recorded_tables(folder) for workload in table.header.workloads)
+
+
+def table_for(workload: Workload, folder: Path = RECORDS_FOLDER) -> RecordedTable:
+    """The first recorded table that covers `workload`.
+
+    Raises:
+        NotRecorded: If there is none; says what is recorded.
+    """
+    for table in recorded_tables(folder):
+        if table.covers(workload):
+            return table
+    raise NotRecorded(
+        f"{describe(workload)} was never recorded; recorded: {list_workloads(recorded_workloads(folder))}; "
+        "to measure it use --measurer cuda on a machine with a GPU"
+    )
+
+
+def describe(workload: Workload) -> str:
+    """A workload in a few words."""
+    w = workload
+    return f"B {w.batch}, S {w.seq_len}, H {w.heads}, W {w.head_dim}, F {w.ffn_dim}, {w.mask}, {w.activation}, {w.dtype}"
+
+
+def list_workloads(workloads: Iterable[Workload]) -> str:
+    """Workloads in a few words each, or `none`."""
+    return " | ".join(describe(workload) for workload in workloads) or "none"

@@ -1,0 +1,106 @@
+"""What a recorded table says: the oracle, and how well sums of segments predict whole forwards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from atoffer_rl.errors import NotRecorded
+from atoffer_rl.records import RecordedTable, describe
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.shortest_path import best_schemes
+from atoffer_rl.trial import Trial
+from atoffer_rl.workload import Workload
+
+FINALISTS = 32
+
+
+@dataclass(frozen=True)
+class SumCheck:
+    """Sums of segment latencies against measured forwards of one workload.
+
+    Attributes:
+        forwards: Forwards that ran.
+        failed: Forwards that failed.
+        rank_correlation: Spearman's, of sums against forwards.
+        oracle_us: The oracle's summed latency of one layer.
+        oracle_forward_us: Its measured whole forward.
+        best_forward_us: The fastest measured forward among the schemes of the 32 least sums.
+        sum_over_forward: Median of layers * sum / forward.
+    """
+
+    forwards: int
+    failed: int
+    rank_correlation: float
+    oracle_us: float
+    oracle_forward_us: float
+    best_forward_us: float
+    sum_over_forward: float
+
+    @property
+    def oracle_excess(self) -> float:
+        """How much slower the oracle's forward is than the best of the finalists."""
+        return self.oracle_forward_us / self.best_forward_us - 1.0
+
+
+def latencies(trials: dict[Choice, Trial]) -> dict[Choice, float]:
+    """Latency in us of each choice that ran."""
+    return {choice: trial.latency_us for choice, trial in trials.items() if trial.latency_us is not None}
+
+
+def oracle(table: RecordedTable, workload: Workload) -> tuple[Scheme, float]:
+    """The best scheme of a recorded workload, exactly, and its layer latency in us.
+
+    Raises:
+        NotRecorded: If the recorded choices do not cover the layer.
+    """
+    best = best_schemes(latencies(table.segments(workload)), 1)
+    if not best:
+        raise NotRecorded(f"the recorded choices do not cover a layer of {describe(workload)}")
+    return best[0][1], best[0][0]
+
+
+def scheme_sum_us(scheme: Scheme, latencies_us: dict[Choice, float]) -> float:
+    """The summed latency of one layer under `scheme`, infinite where a choice failed."""
+    return sum(latencies_us.get(choice, float("inf")) for choice in scheme.choices)
+
+
+def check_sums(table: RecordedTable, workload: Workload) -> SumCheck:
+    """How well sums predict the recorded forwards of `workload`.
+
+    Raises:
+        NotRecorded: If the oracle's forward was not recorded.
+    """
+    by_choice = latencies(table.segments(workload))
+    recorded = table.forwards(workload)
+    forwards = {scheme: trial.latency_us for scheme, trial in recorded.items() if trial.latency_us is not None}
+    finalists = best_schemes(by_choice, FINALISTS)
+    if not finalists or finalists[0][1] not in forwards:
+        raise NotRecorded(f"the oracle's forward of {describe(workload)} was not recorded: run atoffer record again")
+    sums = [scheme_sum_us(scheme, by_choice) for scheme in forwards]
+    measured = list(forwards.values())
+    return SumCheck(
+        forwards=len(forwards),
+        failed=len(recorded) - len(forwards),
+        rank_correlation=spearman(sums, measured),
+        oracle_us=finalists[0][0],
+        oracle_forward_us=forwards[finalists[0][1]],
+        best_forward_us=min(forwards[scheme] for _, scheme in finalists if scheme in forwards),
+        sum_over_forward=median(workload.layers * total / full for total, full in zip(sums, measured, strict=True)),
+    )
+
+
+def spearman(left: Sequence[float], right: Sequence[float]) -> float:
+    """Spearman's rank correlation; 0 where one side does not vary."""
+    a, b = _ranks(left), _ranks(right)
+    if len(left) < 2 or not a.std() or not b.std():
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Ranks from 0, ties sharing their mean."""
+    _, inverse, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts + 1) / 2)[inverse], np.float64)

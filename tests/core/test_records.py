@@ -1,0 +1,175 @@
+"""Recorded tables: files, coverage, oracle and sums."""
+
+import gzip
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from atoffer_rl.device import H100
+from atoffer_rl.errors import NotRecorded, SchemeError, StoreError
+from atoffer_rl.records import (
+    AnchorSample,
+    RecordedTable,
+    TableHeader,
+    load_table,
+    parse_choice,
+    recorded_tables,
+    save_table,
+    table_for,
+)
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.shortest_path import best_schemes
+from atoffer_rl.signature import signature
+from atoffer_rl.table_summary import check_sums, oracle, spearman
+from atoffer_rl.trial import Machine, Status, Trial
+from atoffer_rl.workload import Workload
+
+WORKLOAD = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128, layers=2)
+MACHINE = Machine("GPU", "uuid", "1", "13.0", "nvrtc", "cublas")
+RUNS = [Run(i, i) for i in range(15)] + [Run(2, 5), Run(8, 9), Run(13, 14)]
+
+
+def toy_latency_us(choice: Choice) -> float:
+    return 1.0 + 0.37 * (choice.run.last - choice.run.first) + 0.11 * choice["p"] * (1 + choice.run.first % 3)
+
+
+def toy_table(workload: Workload = WORKLOAD) -> RecordedTable:
+    trials = []
+    for run, value in product(RUNS, (1, 2)):
+        choice = Choice(run, "toy", (("p", value),))
+        latency = toy_latency_us(choice)
+        trials.append(
+            Trial(
+                signature(workload, run), choice, None, "plain", Status.OK, "", latency, (latency,) * 20,
+                1e-4, 1e-3, 0.2, 0.05, 0.03, "t", "abc", MACHINE, taken="now",
+            )
+        )
+    failed = replace(
+        trials[0],
+        choice=Choice(Run(0, 0), "toy", (("p", 3),)),
+        status=Status.CRASHED,
+        reason="illegal address",
+        latency_us=None,
+        samples_us=(),
+        max_error=None,
+        error_budget=None,
+        detail={"sm_clock_mhz": 1980},
+    )
+    header = TableHeader("t", MACHINE, H100, (workload,), {"toy": 1}, (AnchorSample("now", {"math": 9.0}, 1980, 40),))
+    return RecordedTable(header, (*trials, failed))
+
+
+def forward(scheme: Scheme, latency_us: float) -> Trial:
+    return Trial(f"workload={WORKLOAD.key}", None, scheme, "plain", Status.OK, "", latency_us, (latency_us,), machine=MACHINE)
+
+
+def toy_latencies() -> dict[Choice, float]:
+    return {t.choice: t.latency_us for t in toy_table().trials if t.choice and t.latency_us is not None}
+
+
+def test_choices_read_back_as_they_print() -> None:
+    for choice in (Choice(Run(2, 5), "tile", (("a", 1), ("b", -2))), Choice(Run(0, 0), "chain")):
+        assert parse_choice(str(choice)) == choice
+    for text in ("", "[1]:x", "[1,2]:x(a)", "[1,2]:x(a=b)"):
+        with pytest.raises(SchemeError):
+            parse_choice(text)
+
+
+def test_tables_round_trip_and_are_reproducible(tmp_path: Path) -> None:
+    table = toy_table()
+    table = replace(table, trials=(*table.trials, forward(oracle(table, WORKLOAD)[0], 30.0)))
+    save_table(table, tmp_path / "a.jsonl.gz")
+    save_table(table, tmp_path / "b.jsonl.gz")
+    loaded = load_table(tmp_path / "a.jsonl.gz")
+    assert loaded.header == table.header
+    assert [trial.answers for trial in loaded.trials] == [trial.answers for trial in table.trials]
+    assert [trial.status for trial in loaded.trials] == [trial.status for trial in table.trials]
+    assert [trial.seconds for trial in loaded.trials] == pytest.approx([trial.seconds for trial in table.trials])
+    assert loaded.trials[-2] == table.trials[-2]
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b'{"format": "atoffer-table-1", "protocol": 99}\n', b"\xff\xfe"])
+def test_a_damaged_table(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(content))
+    with pytest.raises(StoreError) as error:
+        load_table(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_truncated_table(tmp_path: Path) -> None:
+    save_table(toy_table(), tmp_path / "a.jsonl.gz")
+    (tmp_path / "a.jsonl.gz").write_bytes((tmp_path / "a.jsonl.gz").read_bytes()[:-40])
+    with pytest.raises(StoreError):
+        load_table(tmp_path / "a.jsonl.gz")
+
+
+def test_a_table_is_found_by_its_signatures(tmp_path: Path) -> None:
+    save_table(toy_table(), tmp_path / "a.jsonl.gz")
+    assert table_for(WORKLOAD.with_layers(7), tmp_path).header.table == "t"
+    with pytest.raises(NotRecorded, match="strided") as error:
+        table_for(replace(WORKLOAD, mask="causal"), tmp_path)
+    assert "--measurer cuda" in str(error.value)
+    with pytest.raises(NotRecorded, match="recorded: none"):
+        table_for(WORKLOAD, tmp_path / "nowhere")
+
+
+def test_segments_take_the_last_trial() -> None:
+    table = toy_table()
+    again = replace(table.trials[0], latency_us=0.5)
+    table = replace(table, trials=(*table.trials, again))
+    assert again.choice is not None
+    assert table.segments(WORKLOAD)[again.choice].latency_us == 0.5
+
+
+def test_best_schemes_are_those_of_exhaustive_search() -> None:
+    latencies = toy_latencies()
+    small = {choice: value for choice, value in latencies.items() if choice["p"] == 1 or choice.run.first in (2, 3, 8)}
+
+    def ways(first: int) -> list[tuple[Choice, ...]]:
+        if first == 15:
+            return [()]
+        return [(c, *rest) for c in small if c.run.first == first for rest in ways(c.run.last + 1)]
+
+    everything = sorted((sum(small[c] for c in scheme), Scheme(scheme).key) for scheme in ways(0))
+    found = best_schemes(small, 20)
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in everything[:20]])
+    assert len({scheme for _, scheme in found}) == 20
+    assert len(best_schemes(small, 10**6)) == len(everything)
+    assert best_schemes({}, 3) == []
+
+
+def test_the_oracle_is_the_shortest_path() -> None:
+    scheme, total = oracle(toy_table(), WORKLOAD)
+    assert total == pytest.approx(sum(toy_latencies()[choice] for choice in scheme.choices))
+    assert Run(2, 5) in scheme.runs and all(choice["p"] == 1 for choice in scheme.choices)
+
+
+def test_sums_are_checked_against_forwards() -> None:
+    table = toy_table()
+    finalists = best_schemes(toy_latencies(), 40)
+    forwards = tuple(forward(scheme, 2.0 * total) for total, scheme in finalists)
+    check = check_sums(replace(table, trials=table.trials + forwards), WORKLOAD)
+    assert check.rank_correlation == pytest.approx(1.0, abs=1e-6)
+    assert check.oracle_excess == pytest.approx(0.0)
+    assert check.sum_over_forward == pytest.approx(1.0)
+    slower = (replace(forwards[0], latency_us=1.5 * finalists[0][0] * 2.0), *forwards[1:])
+    assert check_sums(replace(table, trials=table.trials + slower), WORKLOAD).oracle_excess > 0.3
+    with pytest.raises(NotRecorded):
+        check_sums(table, WORKLOAD)
+
+
+def test_spearman() -> None:
+    assert spearman([1, 2, 3, 4], [10, 20, 30, 1000]) == pytest.approx(1.0)
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
+    assert spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9486832980505138)
+    assert spearman([1, 1], [1, 2]) == 0.0
+
+
+def test_shipped_tables_load() -> None:
+    for table in recorded_tables():
+        assert all(table.covers(workload) for workload in table.header.workloads)

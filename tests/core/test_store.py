@@ -1,0 +1,221 @@
+"""The trial store: what was added stays, and what is wrong is said in one line."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoffer_rl.errors import StoreError
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.store import Store, read_jsonl
+from atoffer_rl.trial import ForwardRequest, Machine, SegmentRequest, Status, Trial
+from atoffer_rl.workload import Workload
+
+WORKLOAD = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128)
+MACHINE = Machine("GPU", "uuid", "1", "13.0", "nvrtc", "cublas")
+CHOICE = Choice(Run(7, 8), "gemm", (("tile", 64),))
+SCHEME = Scheme(tuple(Choice(Run(i, i), "chain") for i in range(15)))
+
+
+def segment_trial(choice: Choice = CHOICE, latency_us: float = 5.0) -> Trial:
+    request = SegmentRequest(WORKLOAD, choice)
+    return Trial(
+        request.subject,
+        choice,
+        None,
+        "plain",
+        Status.OK,
+        latency_us=latency_us,
+        samples_us=(latency_us,),
+        source_hash="abc",
+        machine=MACHINE,
+        detail={"sm_clock_mhz": 1980},
+    )
+
+
+def test_trials_return_as_they_were_added(tmp_path: Path) -> None:
+    forward = Trial(f"workload={WORKLOAD.key}", None, SCHEME, "plain", Status.TIMEOUT, "too slow", machine=MACHINE)
+    with Store(tmp_path / "deep" / "store.db") as store:
+        store.add(segment_trial())
+        store.add(forward)
+    with Store(tmp_path / "deep" / "store.db") as store:
+        assert list(store.trials()) == [segment_trial(), forward]
+        assert store.find(SegmentRequest(WORKLOAD, CHOICE), MACHINE, "abc") == segment_trial()
+        assert store.find(ForwardRequest(WORKLOAD, SCHEME), MACHINE, "") == forward
+
+
+def test_find_tells_machines_sources_and_choices_apart(tmp_path: Path) -> None:
+    request = SegmentRequest(WORKLOAD, CHOICE)
+    with Store(tmp_path / "store.db") as store:
+        store.add(segment_trial())
+        assert store.find(request, replace(MACHINE, uuid="other"), "abc") is None
+        assert store.find(request, replace(MACHINE, libraries="newer"), "abc") is None
+        assert store.find(request, MACHINE, "changed") is None
+        assert store.find(replace(request, workload=replace(WORKLOAD, ffn_dim=256)), MACHINE, "abc") is None
+        assert store.find(replace(request, workload=replace(WORKLOAD, mask="causal")), MACHINE, "abc") is not None
+
+
+def test_the_newest_trial_answers(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.add(segment_trial(latency_us=5.0))
+        store.add(segment_trial(latency_us=4.0))
+        found = store.find(SegmentRequest(WORKLOAD, CHOICE), MACHINE, "abc")
+        assert found is not None and found.latency_us == 4.0
+        assert len(list(store.trials())) == 2
+
+
+def test_tables_keep_their_newest_header(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.save_table("a", {"anchors": 1})
+        store.save_table("b", {})
+        store.save_table("a", {"anchors": 2})
+        assert store.tables() == {"a": {"anchors": 2}, "b": {}}
+
+
+def test_jsonl_out_and_in(tmp_path: Path) -> None:
+    with Store(tmp_path / "one.db") as store:
+        store.add(segment_trial())
+        store.add(segment_trial(latency_us=4.0))
+        assert store.export_jsonl(tmp_path / "trials.jsonl") == 2
+    with Store(tmp_path / "two.db") as store:
+        assert store.import_jsonl(tmp_path / "trials.jsonl") == 2
+        assert [trial.latency_us for trial in store.trials()] == [5.0, 4.0]
+
+
+@pytest.mark.parametrize("line", ["{", "{}", "[]", '{"protocol": 1}', "\x00"])
+def test_an_import_with_a_bad_line_adds_nothing(tmp_path: Path, line: str) -> None:
+    with Store(tmp_path / "one.db") as store:
+        store.add(segment_trial())
+        store.export_jsonl(tmp_path / "trials.jsonl")
+    with (tmp_path / "trials.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with Store(tmp_path / "two.db") as store, pytest.raises(StoreError, match="line 2"):
+        store.import_jsonl(tmp_path / "trials.jsonl")
+    with Store(tmp_path / "two.db") as store:
+        assert not list(store.trials())
+
+
+def test_trials_of_another_protocol_are_not_imported(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    path.write_text(json.dumps(replace(segment_trial(), protocol=99).to_json()))
+    with pytest.raises(StoreError, match="protocol 99"):
+        list(read_jsonl(path))
+
+
+def one_line(error: pytest.ExceptionInfo[StoreError]) -> str:
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_text("not a database, but long enough to have a header " * 100)
+    with pytest.raises(StoreError) as error:
+        Store(path)
+    assert "damaged" in one_line(error)
+
+
+def test_a_store_with_overwritten_pages(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with Store(path) as store:
+        for index in range(200):
+            store.add(segment_trial(latency_us=float(index)))
+    content = bytearray(path.read_bytes())
+    content[4096 : 4096 * 8] = b"\xff" * (4096 * 7)
+    path.write_bytes(content)
+    with pytest.raises(StoreError) as error, Store(path) as store:
+        list(store.trials())
+    assert "damaged" in one_line(error)
+
+
+def test_a_database_of_something_else(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "store.db")
+    connection.execute("CREATE TABLE other (x)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StoreError) as error:
+        Store(tmp_path / "store.db")
+    assert "not a trial store" in one_line(error)
+
+
+def test_a_store_of_another_protocol(tmp_path: Path) -> None:
+    Store(tmp_path / "store.db").close()
+    connection = sqlite3.connect(tmp_path / "store.db")
+    connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    with pytest.raises(StoreError) as error:
+        Store(tmp_path / "store.db")
+    assert "protocol 7" in one_line(error)
+
+
+def test_a_locked_store(tmp_path: Path) -> None:
+    Store(tmp_path / "store.db").close()
+    holder = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError) as error:
+        Store(tmp_path / "store.db", lock_seconds=0.1)
+    holder.close()
+    assert "locked" in one_line(error)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError) as error:
+        Store(tmp_path / "file" / "store.db")
+    assert "choose another" in one_line(error)
+
+
+def test_a_path_that_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as error:
+        Store(tmp_path)
+    assert "cannot be written" in one_line(error)
+
+
+def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.db")
+    store.add(segment_trial())
+    pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+    store._connection.execute(f"PRAGMA max_page_count = {pages + 1}")
+    with pytest.raises(StoreError) as error:
+        for _ in range(100):
+            store.add(segment_trial())
+    assert "no space left" in one_line(error)
+    kept = len(list(store.trials()))
+    store.close()
+    with Store(tmp_path / "store.db") as store:
+        assert len(list(store.trials())) == kept >= 1
+        store.add(segment_trial())
+
+
+WRITER = """
+import sys
+from tests.core.test_store import segment_trial
+from atoffer_rl.store import Store
+store = Store(sys.argv[1])
+for index in range(10_000):
+    store.add(segment_trial(latency_us=float(index)))
+    print(index, flush=True)
+"""
+
+
+def test_a_killed_writer_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "store.db")]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            if line.strip() == "40":
+                break
+        os.kill(writer.pid, signal.SIGKILL)
+        reported = [line.strip() for line in writer.stdout if line.endswith("\n")]
+    last = int(reported[-1]) if reported else 40
+    with Store(tmp_path / "store.db") as store:
+        found = [trial.latency_us for trial in store.trials()]
+    assert found[: last + 1] == [float(index) for index in range(last + 1)]
