@@ -1,1 +1,1 @@
-"""."""
+"""Searchers behind one interface: PPO, random search and the oracle."""

@@ -51,3 +51,7 @@ class PolicyError(AtofferError):
 
 class ExportError(AtofferError):
     """An export folder is incomplete, damaged or does not verify."""
+
+
+class LogError(AtofferError):
+    """The log folder cannot be written."""

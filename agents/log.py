@@ -1,0 +1,109 @@
+"""What a search leaves in its folder: TensorBoard events, one JSON line a trial, the result."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from atoffer_rl.errors import LogError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+TRIALS_FILE = "trials.jsonl"
+RESULT_FILE = "result.json"
+
+
+class RunLog:
+    """Writes a search's TensorBoard events, trials and result.
+
+    Args:
+        folder: Where to; it is made if need be. None keeps nothing.
+
+    Raises:
+        LogError: Here and from every method, if the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._writer: SummaryWriter | None = None
+        if folder is None:
+            return
+        with self._writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lines = (folder / TRIALS_FILE).open("a", encoding="utf-8")
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        """Add a point to a TensorBoard curve."""
+        if self._writer is not None:
+            with self._writing():
+                self._writer.add_scalar(tag, value, step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Add a text, Markdown, to TensorBoard."""
+        if self._writer is not None:
+            with self._writing():
+                self._writer.add_text(tag, text, step)
+
+    def figure(self, tag: str, figure: "Figure", step: int) -> None:
+        """Add a matplotlib figure to TensorBoard."""
+        if self._writer is not None:
+            with self._writing():
+                self._writer.add_figure(tag, figure, step)
+
+    def hyperparameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Show `values` beside `metrics` in TensorBoard's HPARAMS tab."""
+        if self._writer is None:
+            return
+        from torch.utils.tensorboard.summary import hparams
+
+        plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in values.items()}
+        writer = self._writer._get_file_writer()  # type: ignore[no-untyped-call]
+        with self._writing():
+            for summary in hparams(plain, dict(metrics)):  # type: ignore[no-untyped-call]
+                writer.add_summary(summary)
+            for tag, value in metrics.items():
+                self._writer.add_scalar(tag, value)
+
+    def trial(self, record: Mapping[str, Any]) -> None:
+        """Append one measured trial."""
+        if self.folder is not None:
+            with self._writing():
+                self._lines.write(json.dumps(record) + "\n")
+                self._lines.flush()
+
+    def result(self, record: Mapping[str, Any]) -> None:
+        """Write the result."""
+        if self.folder is not None:
+            with self._writing():
+                (self.folder / RESULT_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._writer is not None:
+            with self._writing():
+                self._writer.close()
+                self._lines.close()
+            self._writer = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise LogError(f"cannot write the log folder {self.folder} ({reason}): use another --log-folder") from error

@@ -1,0 +1,37 @@
+"""Random search: uniform legal choices, recommended by shortest path."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from atoffer_rl.agents.session import Result, Session
+from atoffer_rl.kernels.registry import legal_choices, legal_runs
+from atoffer_rl.scheme import Choice
+
+BATCH = 16
+
+
+def search(session: Session) -> Result:
+    """Measure legal choices in a uniformly random order until the budget is spent."""
+    ledger, order = session.ledger, shuffled_choices(session)
+    while not ledger.spent:
+        batch = list(islice(order, int(min(BATCH, ledger.units_left))))
+        if not batch:
+            break
+        ledger.measure_all(batch)
+        session.note()
+    return session.result("random")
+
+
+def shuffled_choices(session: Session) -> Iterator[Choice]:
+    """Every legal choice that was not measured yet, in random order."""
+    workload, device = session.workload, session.ledger.measurer.device
+    unmeasured = [
+        choice
+        for run in sorted(legal_runs(workload, device))
+        for choice in legal_choices(workload, run, device)
+        if choice not in session.ledger.trials
+    ]
+    for k in np.random.default_rng(session.seed).permutation(len(unmeasured)):
+        yield unmeasured[k]
