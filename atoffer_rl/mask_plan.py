@@ -76,7 +76,8 @@ def row_plan(mask: Mask, seq_len: int) -> RowPlan:
     counts = keep.sum(axis=2, dtype=np.int64)
     ends = np.cumsum(counts.reshape(-1)).reshape(counts.shape)
     starts = np.concatenate([ends[:, :1] - counts[:, :1], ends], axis=1)
-    return RowPlan(starts.astype(np.int32), np.nonzero(keep)[2].astype(np.int32))
+    columns = np.broadcast_to(np.arange(seq_len, dtype=np.int32), keep.shape)[keep]
+    return RowPlan(starts.astype(np.int32), columns)
 
 
 @lru_cache(maxsize=32)
@@ -100,7 +101,7 @@ def tile_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int) -> TilePlan:
     batches, tiles = keep.shape[0], -(-seq_len // tile_rows)
     rows = np.pad(keep, [(0, 0), (0, tiles * tile_rows - seq_len), (0, 0)])
     by_tile = rows.reshape(batches * tiles, tile_rows, seq_len)
-    needed = by_tile.any(axis=1)
+    needed: Keep = np.any(by_tile, axis=1)
     extra = np.maximum(-(-needed.sum(axis=1) // chunk) - 1, 0)
     ends = len(by_tile) + np.cumsum(extra)
     columns = np.full((int(ends[-1]), chunk), PADDING, np.int32)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from atoffer_rl.errors import MaskError
 
 Keep: TypeAlias = NDArray[np.bool_]
-Grid: TypeAlias = NDArray[np.int64]
+Indices: TypeAlias = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -52,49 +53,72 @@ class Mask:
         """Which pairs are kept: (1 or batch, seq_len, seq_len), entry (b, query, key)."""
         return _keep(self, seq_len)
 
-
-def _strided(i: Grid, j: Grid, stride: int) -> Keep:
-    return (j <= i) & (((i - j) % stride == 0) | (j > i - stride))
-
-
-def _fixed(i: Grid, j: Grid, block: int) -> Keep:
-    return (j <= i) & ((j % block == block - 1) | (j // block == i // block))
+    def batches(self, seq_len: int) -> int:
+        """Squares it holds: 1, or one for each sequence of the batch."""
+        return len(self.keep(seq_len)) if self.name == "file" else 1
 
 
-def _sliding(i: Grid, j: Grid, window: int) -> Keep:
-    return 2 * np.abs(i - j) <= window
+def _by_offset(seq_len: int, kept: Callable[[Indices], NDArray[np.bool_]]) -> Keep:
+    """The square whose entry (i, j) is `kept(i - j)`: every row is a window of one vector."""
+    offsets = np.arange(seq_len - 1, -seq_len, -1, dtype=np.int32)
+    return np.ascontiguousarray(sliding_window_view(kept(offsets), seq_len)[::-1])
 
 
-def _longformer(i: Grid, j: Grid, window: int, global_: int) -> Keep:
-    return _sliding(i, j, window) | (i < global_) | (j < global_)
+def _dense(seq_len: int) -> Keep:
+    return np.ones((seq_len, seq_len), np.bool_)
 
 
-def _bigbird(i: Grid, j: Grid, window: int, global_: int, random: int, block: int, seed: int) -> Keep:
-    blocks = -(-i.size // block)
+def _causal(seq_len: int) -> Keep:
+    return np.tri(seq_len, dtype=np.bool_)
+
+
+def _strided(seq_len: int, stride: int) -> Keep:
+    return _by_offset(seq_len, lambda offset: (offset >= 0) & ((offset % stride == 0) | (offset < stride)))
+
+
+def _fixed(seq_len: int, block: int) -> Keep:
+    index = np.arange(seq_len, dtype=np.int32)
+    keep = _causal(seq_len)
+    summary = index % block == block - 1
+    for start in range(0, seq_len, block):
+        keep[start : start + block, :start] &= summary[:start]
+    return keep
+
+
+def _sliding(seq_len: int, window: int) -> Keep:
+    return _by_offset(seq_len, lambda offset: np.abs(offset) <= window // 2)
+
+
+def _longformer(seq_len: int, window: int, global_: int) -> Keep:
+    keep = _sliding(seq_len, window)
+    keep[:global_] = True
+    keep[:, :global_] = True
+    return keep
+
+
+def _bigbird(seq_len: int, window: int, global_: int, random: int, block: int, seed: int) -> Keep:
+    blocks = -(-seq_len // block)
     # RandomState's streams are frozen: the same seed draws the same blocks under any numpy.
     source = np.random.RandomState(seed)
-    drawn = np.zeros((blocks, blocks), bool)
-    for row in drawn:
-        row[source.permutation(blocks)[:random]] = True
-    return _longformer(i, j, window, global_) | drawn[i // block, j // block]
+    keep = _longformer(seq_len, window, global_)
+    for row in range(blocks):
+        for column in source.permutation(blocks)[:random]:
+            keep[row * block : (row + 1) * block, column * block : (column + 1) * block] = True
+    return keep
 
 
 @dataclass(frozen=True)
 class _Family:
-    """A named mask: its rule over index grids, and its parameters' defaults and smallest values."""
+    """A named mask: its square for a length, and its parameters' defaults and smallest values."""
 
-    rule: Callable[..., Keep]
+    square: Callable[..., Keep]
     defaults: Callable[[int], dict[str, int]]
     smallest: dict[str, int]
 
 
-def _no_defaults(seq_len: int) -> dict[str, int]:
-    return {}
-
-
 _FAMILIES: dict[str, _Family] = {
-    "dense": _Family(lambda i, j: np.ones((i.size, j.size), bool), _no_defaults, {}),
-    "causal": _Family(lambda i, j: j <= i, _no_defaults, {}),
+    "dense": _Family(_dense, lambda s: {}, {}),
+    "causal": _Family(_causal, lambda s: {}, {}),
     "strided": _Family(_strided, lambda s: {"stride": isqrt(s)}, {"stride": 1}),
     "fixed": _Family(_fixed, lambda s: {"block": isqrt(s)}, {"block": 1}),
     "sliding": _Family(_sliding, lambda s: {"window": 64}, {"window": 0}),
@@ -119,10 +143,17 @@ def parse_mask(text: str, seq_len: int) -> Mask:
     Raises:
         MaskError: If the name, a parameter or the file is wrong.
     """
+    if not isinstance(text, str):
+        raise MaskError(f"mask must be text such as strided:stride=16, not {text!r}")
+    return _file_mask(text[5:], seq_len) if text.startswith("file:") else _named_mask(text, seq_len)
+
+
+@lru_cache(maxsize=256)
+def _named_mask(text: str, seq_len: int) -> Mask:
     name, _, rest = text.partition(":")
     name = _ALIASES.get(name, name)
     if name == "file":
-        return _file_mask(rest, seq_len)
+        raise MaskError("mask file takes a path, as in file:mask.npy")
     if name == "document":
         return _document_mask(rest, seq_len)
     if name not in _FAMILIES:
@@ -159,15 +190,14 @@ def _document_mask(rest: str, seq_len: int) -> Mask:
 
 
 def _file_mask(path: str, seq_len: int) -> Mask:
-    array = load_mask_file(path)
+    array, digest = _mask_file(path)
     if array.shape[-2:] != (seq_len, seq_len):
         raise MaskError(f"mask file {path} has shape {array.shape}; it must end in ({seq_len}, {seq_len})")
-    digest = hashlib.sha256(repr(array.shape).encode() + array.tobytes()).hexdigest()[:16]
     return Mask("file", path=path, digest=digest)
 
 
-def load_mask_file(path: str) -> Keep:
-    """The boolean array in `path`, as (1 or batch, rows, columns).
+def _mask_file(path: str) -> tuple[Keep, str]:
+    """The boolean array in `path`, as (1 or batch, rows, columns), and a hash of its content.
 
     Raises:
         MaskError: If it cannot be read, or is not a boolean array of two or three dimensions.
@@ -176,27 +206,30 @@ def load_mask_file(path: str) -> Keep:
         stat = Path(path).stat()
         return _load_mask_file(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, ValueError, EOFError) as error:
-        raise MaskError(f"cannot read mask file {path!r}: {error}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise MaskError(f"cannot read mask file {path!r}: {reason}") from error
 
 
 @lru_cache(maxsize=4)
-def _load_mask_file(path: str, modified_ns: int, size: int) -> Keep:
+def _load_mask_file(path: str, modified_ns: int, size: int) -> tuple[Keep, str]:
     array = np.load(path, allow_pickle=False)
     if not isinstance(array, np.ndarray) or array.dtype != np.bool_ or array.ndim not in (2, 3) or not array.size:
         raise MaskError(f"mask file {path} must hold a boolean array of shape (S, S) or (B, S, S)")
-    return np.ascontiguousarray(array.reshape(-1, *array.shape[-2:]))
+    keep = np.ascontiguousarray(array.reshape(-1, *array.shape[-2:]))
+    return keep, hashlib.sha256(repr(keep.shape).encode() + keep.tobytes()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=8)
 def _keep(mask: Mask, seq_len: int) -> Keep:
     if mask.name == "file":
-        array = load_mask_file(mask.path)
+        array, digest = _mask_file(mask.path)
+        if digest != mask.digest:
+            raise MaskError(f"mask file {mask.path} changed while it was in use: start again")
     elif mask.name == "document":
         owner = np.repeat(np.arange(len(mask.lengths)), mask.lengths)
         array = (owner[:, None] == owner[None, :])[None]
     else:
-        index = np.arange(seq_len, dtype=np.int64)
         values = {("global_" if name == "global" else name): value for name, value in mask.parameters}
-        array = np.asarray(_FAMILIES[mask.name].rule(index[:, None], index[None, :], **values))[None]
+        array = _FAMILIES[mask.name].square(seq_len, **values)[None]
     array.setflags(write=False)
     return array

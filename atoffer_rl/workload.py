@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from atoffer_rl.dtype import DType
-from atoffer_rl.errors import WorkloadError
+from atoffer_rl.errors import MaskError, WorkloadError
 from atoffer_rl.masks import Mask, parse_mask
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
@@ -54,11 +54,15 @@ class Workload:
             raise WorkloadError(f"dtype must be one of {', '.join(d.value for d in DType)}, not {self.dtype!r}")
         if self.activation not in ACTIVATIONS:
             raise WorkloadError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
-        if not isinstance(self.epsilon, float) or not 0.0 <= self.epsilon < 1.0:
+        if not isinstance(self.epsilon, float | int) or not 0.0 <= self.epsilon < 1.0:
             raise WorkloadError(f"epsilon must be a number from 0 to 1, not {self.epsilon!r}")
         if max(self.rows * max(self.ffn_dim, 3 * self.width), self.score_count) > MAX_INDEX:
             raise WorkloadError("a tensor of this workload has over 2**31 elements: reduce batch or seq_len")
-        object.__setattr__(self, "mask", str(parse_mask(self.mask, self.seq_len)))
+        object.__setattr__(self, "epsilon", float(self.epsilon))
+        mask = parse_mask(self.mask, self.seq_len)
+        if (squares := mask.batches(self.seq_len)) not in (1, self.batch):
+            raise MaskError(f"{mask} holds {squares} masks, but batch is {self.batch}: it must hold 1 or {self.batch}")
+        object.__setattr__(self, "mask", str(mask))
 
     @property
     def width(self) -> int:
