@@ -1,0 +1,156 @@
+"""From a program to something that can be launched: kernels through CuPy, library calls through `matmul_library`."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from atoffer_rl.errors import DeviceUnavailable, LaunchError
+from atoffer_rl.kernels.program import KernelProgram, PlanArray, Program
+
+STATIC_SHARED_LIMIT = 48 * 1024
+
+
+class Launchable(Protocol):
+    """A loaded program."""
+
+    def launch(self, pointers: Mapping[str, int], stream: int) -> None:
+        """Enqueue one execution; captured if `stream` is being captured.
+
+        Launch once before capturing: a library call may upload its pointers, or load its kernel, the first time.
+
+        Args:
+            pointers: Device address of every tensor that the program names, each a multiple of 16 bytes.
+            stream: The CUDA stream's handle.
+
+        Raises:
+            LaunchError: If the launch is refused.
+        """
+        ...
+
+
+class _StreamPointer(NamedTuple):
+    """What CuPy needs of a stream to launch on it."""
+
+    ptr: int
+
+
+class DeviceArray:
+    """A plan array in device memory.
+
+    Args:
+        values: What it holds.
+    """
+
+    def __init__(self, values: PlanArray) -> None:
+        import cupy
+
+        self._array = cupy.asarray(values)
+        cupy.cuda.get_current_stream().synchronize()
+        self.pointer = int(self._array.data.ptr)
+
+
+_uploaded: WeakValueDictionary[tuple[int, str], DeviceArray] = WeakValueDictionary()
+
+
+def upload(values: PlanArray) -> DeviceArray:
+    """`values` on the current device, shared with everyone who holds equal values there."""
+    import cupy
+
+    content = hashlib.sha256(f"{values.dtype.str}{values.shape}".encode() + values.tobytes()).hexdigest()
+    key = (int(cupy.cuda.runtime.getDevice()), content)
+    found = _uploaded.get(key)
+    if found is None:
+        found = _uploaded[key] = DeviceArray(np.ascontiguousarray(values))
+    return found
+
+
+class KernelLaunch:
+    """A generated kernel in the current device's memory.
+
+    Args:
+        program: What to launch.
+        cubin: Its machine code.
+
+    Raises:
+        LaunchError: If the driver refuses the code or its shared memory.
+    """
+
+    def __init__(self, program: KernelProgram, cubin: bytes) -> None:
+        import cupy
+
+        self._program = program
+        self._errors = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
+        plan = program.plan()
+        self._plan = {name: upload(plan[name]) for name in program.arguments if name in plan}
+        self._last: tuple[tuple[int, ...], tuple[np.uint64, ...]] = ((), ())
+        try:
+            self._kernel: Any = _load_kernel(program, cubin)
+        except self._errors as error:
+            raise LaunchError(f"cannot load {program.entry}: {error}") from error
+
+    def launch(self, pointers: Mapping[str, int], stream: int) -> None:
+        """See `Launchable.launch`."""
+        plan, program = self._plan, self._program
+        addresses = tuple(plan[name].pointer if name in plan else pointers[name] for name in program.arguments)
+        if addresses != self._last[0]:
+            self._last = (addresses, tuple(np.uint64(address) for address in addresses))
+        try:
+            self._kernel(program.grid, program.block, self._last[1], program.shared_bytes, _StreamPointer(stream))
+        except self._errors as error:
+            raise LaunchError(f"cannot launch {program.entry}: {error}") from error
+
+
+def _load_kernel(program: KernelProgram, cubin: bytes) -> Any:
+    """CuPy's function object of the program's entry point."""
+    import cupy
+
+    # RawModule reads a file, and only when its first function is asked for.
+    with NamedTemporaryFile(suffix=".cubin", delete=False) as file:
+        file.write(cubin)
+    try:
+        kernel = cupy.RawModule(path=file.name).get_function(program.entry)
+        if program.shared_bytes > STATIC_SHARED_LIMIT:
+            kernel.max_dynamic_shared_size_bytes = program.shared_bytes
+        return kernel.kernel
+    finally:
+        Path(file.name).unlink()
+
+
+def load_program(program: Program, cubin: bytes | None = None) -> Launchable:
+    """`program` ready to be launched on the current device.
+
+    Args:
+        program: A generated kernel or a library call.
+        cubin: The kernel's machine code; None for a library call.
+
+    Raises:
+        LaunchError: If the driver or the library refuses it.
+    """
+    if isinstance(program, KernelProgram):
+        if cubin is None:
+            raise LaunchError(f"{program.entry} is a generated kernel: compile it first")
+        return KernelLaunch(program, cubin)
+    from atoffer_rl.kernels.matmul_library import load_matmul
+
+    return load_matmul(program)
+
+
+def current_arch() -> str:
+    """The compiler target of the current device, such as `sm_90a`.
+
+    Raises:
+        DeviceUnavailable: If there is none.
+    """
+    try:
+        import cupy
+
+        capability = str(cupy.cuda.Device().compute_capability)
+    except (ImportError, RuntimeError) as error:
+        raise DeviceUnavailable(f"no usable CUDA GPU: {str(error).splitlines()[0]}") from error
+    # Hopper and later have instructions that only the architecture-specific target offers.
+    return f"sm_{capability}" + ("a" if int(capability) >= 90 else "")

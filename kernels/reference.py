@@ -1,0 +1,289 @@
+"""The layer in plain torch: what every operator means, exactly and in eager low precision, and inputs to try it on.
+
+Import this module only where a reference is computed: it loads torch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from functools import lru_cache
+from math import log2, sqrt
+from typing import TypeAlias
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from atoffer_rl.dtype import DType
+from atoffer_rl.masks import Mask
+from atoffer_rl.operators import (
+    LAYER_INPUT,
+    LAYER_OUTPUT,
+    OPERATOR_COUNT,
+    WEIGHTS,
+    run_activations,
+    run_operators,
+    run_results,
+    run_weights,
+)
+from atoffer_rl.run import Run
+from atoffer_rl.tensors import Tensor as Description
+from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.workload import Workload
+
+WHOLE_LAYER = Run(0, OPERATOR_COUNT - 1)
+TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
+EVERY_ENTRY = slice(None)
+
+Formula: TypeAlias = Callable[..., Tensor]
+
+
+class Inputs(Enum):
+    """What a run is tried on.
+
+    `RANDOM` is normally distributed. `PEAKED` scales logits by 100, and elsewhere gives each row one value 100 times
+    the others. `CODED` makes every value a code of its own place, small multiples of 1/16 whose products sum
+    without rounding, under near-uniform attention: work that is skipped or lands elsewhere changes the result.
+    """
+
+    RANDOM = "random"
+    PEAKED = "peaked"
+    CODED = "coded"
+
+
+PEAK = 100.0
+
+
+class Precision(Enum):
+    """How a reference computes.
+
+    `EXACT` upcasts its inputs and stays in float64. `EAGER` multiplies in the workload's format as torch does on
+    that device, does everything else (and the scores) in float32, and rounds each operator's result to its stored
+    format.
+    """
+
+    EXACT = "exact"
+    EAGER = "eager"
+
+
+def run_reference(
+    workload: Workload,
+    run: Run,
+    inputs: Mapping[str, Tensor],
+    precision: Precision = Precision.EXACT,
+    entries: slice = EVERY_ENTRY,
+) -> dict[str, Tensor]:
+    """What `run` must store, computed in plain torch on the inputs' device.
+
+    Args:
+        workload: Shapes, mask, activation and LayerNorm epsilon.
+        run: The operators to compute.
+        inputs: The run's activations and weights by name, shaped as `tensors.layer_tensors` says.
+        precision: The truth in float64, or eager low precision.
+        entries: Which sequences of the batch to compute.
+
+    Returns:
+        `operators.run_results(run)` by name, for those entries: float64 if exact, else in stored formats.
+    """
+    stored = layer_tensors(workload)
+    values: dict[str, Tensor] = {}
+    for operator in run_operators(run):
+        for name in operator.activations + operator.weights:
+            if name not in values:
+                value = inputs[name][entries] if name in operator.activations else inputs[name]
+                values[name] = value.double() if precision is Precision.EXACT else value
+        arguments = [values[name] for name in operator.activations + operator.weights]
+        result = _FORMULAS[operator.name](workload, entries, *arguments)
+        if precision is Precision.EAGER:
+            result = result.to(TORCH_DTYPES[stored[operator.result].dtype])
+        values[operator.result] = result
+    return {name: values[name] for name in run_results(run)}
+
+
+def layer_reference(
+    workload: Workload, x: Tensor, weights: Mapping[str, Tensor], precision: Precision = Precision.EXACT
+) -> Tensor:
+    """One layer's output (batch, seq_len, width) for the input `x` of that shape."""
+    inputs = {LAYER_INPUT: x, **weights}
+    parts = [
+        run_reference(workload, WHOLE_LAYER, inputs, precision, entries)[LAYER_OUTPUT]
+        for entries in batch_chunks(workload)
+    ]
+    return torch.cat(parts)
+
+
+def encoder_reference(
+    workload: Workload, x: Tensor, layer_weights: Sequence[Mapping[str, Tensor]], precision: Precision = Precision.EXACT
+) -> Tensor:
+    """The output of as many layers as there are weight sets."""
+    for weights in layer_weights:
+        x = layer_reference(workload, x, weights, precision)
+    return x
+
+
+def batch_chunks(workload: Workload, scores_at_once: int = 2**26) -> Iterable[slice]:
+    """Slices of the batch whose score matrices have at most `scores_at_once` elements (at least one sequence)."""
+    step = max(1, scores_at_once // (workload.heads * workload.seq_len**2))
+    return [slice(first, min(first + step, workload.batch)) for first in range(0, workload.batch, step)]
+
+
+@lru_cache(maxsize=4)
+def kept_pairs(mask: Mask, seq_len: int, device: torch.device) -> Tensor:
+    """The mask as a boolean tensor (1 or batch, 1, seq_len, seq_len) on `device`."""
+    return torch.tensor(mask.keep(seq_len), device=device)[:, None]
+
+
+def apply_mask(workload: Workload, entries: slice, scores: Tensor) -> Tensor:
+    """`scores` with -inf where the mask keeps nothing."""
+    keep = kept_pairs(workload.mask_spec, workload.seq_len, scores.device)
+    return scores.masked_fill(~(keep[entries] if len(keep) > 1 else keep), float("-inf"))
+
+
+def softmax_rows(scores: Tensor) -> Tensor:
+    """Softmax over the last axis; a row of all -inf gives zeros."""
+    peak = scores.amax(-1, keepdim=True)
+    powers = torch.exp(scores - torch.where(peak.isinf(), 0.0, peak))
+    total = powers.sum(-1, keepdim=True)
+    return powers / torch.where(total > 0, total, 1.0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in the format that everything but products is computed in: float64 stays, all else is float32."""
+    return tensor if tensor.dtype is torch.float64 else tensor.float()
+
+
+def _heads(workload: Workload, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of q, k and v, each (batch, heads, seq_len, head_dim)."""
+    w = workload
+    query, key, value = qkv.view(-1, w.seq_len, 3, w.heads, w.head_dim).permute(2, 0, 3, 1, 4)
+    return query, key, value
+
+
+def _product(workload: Workload, entries: slice, rows: Tensor, weight: Tensor) -> Tensor:
+    return rows @ weight.T
+
+
+def _bias(workload: Workload, entries: slice, rows: Tensor, bias: Tensor) -> Tensor:
+    return _wide(rows) + _wide(bias)
+
+
+def _bias_residual(workload: Workload, entries: slice, rows: Tensor, residual: Tensor, bias: Tensor) -> Tensor:
+    return _wide(rows) + _wide(bias) + _wide(residual)
+
+
+def _scores(workload: Workload, entries: slice, qkv: Tensor) -> Tensor:
+    query, key, _ = _heads(workload, qkv)
+    return _wide(query) @ _wide(key).transpose(-1, -2) / sqrt(workload.head_dim)
+
+
+def _softmax(workload: Workload, entries: slice, scores: Tensor) -> Tensor:
+    return softmax_rows(scores)
+
+
+def _context(workload: Workload, entries: slice, probs: Tensor, qkv: Tensor) -> Tensor:
+    return probs @ _heads(workload, qkv)[2]
+
+
+def _merge(workload: Workload, entries: slice, context: Tensor) -> Tensor:
+    return context.transpose(1, 2).reshape(-1, workload.seq_len, workload.width)
+
+
+def _layernorm(workload: Workload, entries: slice, rows: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    wide = _wide(rows)
+    return torch.nn.functional.layer_norm(wide, wide.shape[-1:], _wide(gamma), _wide(beta), workload.epsilon)
+
+
+def _bias_activation(workload: Workload, entries: slice, rows: Tensor, bias: Tensor) -> Tensor:
+    total = _wide(rows) + _wide(bias)
+    if workload.activation == "relu":
+        return torch.relu(total)
+    return gelu(total, approximate="tanh" if workload.activation == "gelu_tanh" else "none")
+
+
+_FORMULAS: dict[str, Formula] = {
+    "qkv_gemm": _product,
+    "qkv_bias": _bias,
+    "qk_gemm": _scores,
+    "mask": apply_mask,
+    "softmax": _softmax,
+    "pv_gemm": _context,
+    "merge_heads": _merge,
+    "out_gemm": _product,
+    "out_bias_residual": _bias_residual,
+    "layernorm_1": _layernorm,
+    "ffn1_gemm": _product,
+    "ffn1_bias_act": _bias_activation,
+    "ffn2_gemm": _product,
+    "ffn2_bias_residual": _bias_residual,
+    "layernorm_2": _layernorm,
+}
+
+
+def draw_inputs(workload: Workload, run: Run, kind: Inputs, seed: int, device: torch.device | str) -> dict[str, Tensor]:
+    """Everything `run` reads, by name, in stored formats: a function of its arguments alone.
+
+    Masked scores hold -inf where the mask drops; probabilities are the softmax of such scores.
+    """
+    source = torch.Generator(device).manual_seed(2 * seed + 1)
+    stored = layer_tensors(workload)
+    drawn = {name: _draw_activation(workload, stored[name], kind, source) for name in run_activations(run)}
+    drawn |= {name: _draw_weight(stored[name], kind, source) for name in run_weights(run)}
+    return {name: value.to(TORCH_DTYPES[stored[name].dtype]).contiguous() for name, value in drawn.items()}
+
+
+def draw_weights(workload: Workload, seed: int, device: torch.device | str) -> dict[str, Tensor]:
+    """One layer's random weights by name, scaled so that activations keep their size from layer to layer."""
+    source = torch.Generator(device).manual_seed(2 * seed)
+    stored = layer_tensors(workload)
+    return {
+        name: _draw_weight(stored[name], Inputs.RANDOM, source).to(TORCH_DTYPES[stored[name].dtype]) for name in WEIGHTS
+    }
+
+
+def _draw_activation(workload: Workload, tensor: Description, kind: Inputs, source: torch.Generator) -> Tensor:
+    values = _codes(tensor, source) if kind is Inputs.CODED else _normal(tensor.shape, source)
+    if tensor.name in ("scores", "masked_scores", "probs"):
+        logits = values * PEAK if kind is Inputs.PEAKED else values
+        if tensor.name == "scores":
+            return logits
+        masked = apply_mask(workload, EVERY_ENTRY, logits)
+        return masked if tensor.name == "masked_scores" else softmax_rows(masked)
+    if kind is Inputs.PEAKED:
+        if tensor.name in ("qkv_raw", "qkv"):
+            values[..., : workload.width] *= PEAK
+        else:
+            _raise_peaks(values)
+    return values
+
+
+def _draw_weight(tensor: Description, kind: Inputs, source: torch.Generator) -> Tensor:
+    coded = kind is Inputs.CODED
+    values = _codes(tensor, source) if coded else _uniform(tensor.shape, source)
+    if tensor.name.startswith("w_"):
+        scale = sqrt(3 / tensor.shape[-1])
+        return values * (2.0 ** round(log2(scale)) if coded else scale)
+    return values / 8 + (1.0 if tensor.name.startswith("gamma") else 0.0)
+
+
+def _normal(shape: tuple[int, ...], source: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=source, device=source.device)
+
+
+def _uniform(shape: tuple[int, ...], source: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=source, device=source.device) * 2 - 1
+
+
+def _codes(tensor: Description, source: torch.Generator) -> Tensor:
+    """Multiples of 1/16 from -1 to 1, each a hash of its own index, the tensor's name and the seed."""
+    offset = source.initial_seed() + crc32(tensor.name.encode())
+    hashed = torch.arange(tensor.size, device=source.device) * 0x9E3779B1 + offset
+    for shift, factor in ((15, 0x85EBCA77), (13, 0xC2B2AE3D)):
+        hashed = ((hashed ^ (hashed >> shift)) & 0xFFFFFFFF) * factor
+    return ((((hashed >> 16) & 0xFFFF) % 33 - 16) / 16).view(tensor.shape)
+
+
+def _raise_peaks(rows: Tensor) -> None:
+    """Scale one value of each row, at a column that changes from row to row, by `PEAK`."""
+    flat = rows.view(-1, rows.shape[-1])
+    index = torch.arange(len(flat), device=rows.device)
+    flat[index, index * 37 % flat.shape[1]] *= PEAK

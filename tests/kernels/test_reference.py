@@ -1,0 +1,119 @@
+import pytest
+import torch
+
+from atoffer_rl.kernels.reference import (
+    PEAK,
+    Inputs,
+    Precision,
+    batch_chunks,
+    draw_inputs,
+    draw_weights,
+    encoder_reference,
+    layer_reference,
+    run_reference,
+    softmax_rows,
+)
+from atoffer_rl.operators import OPERATOR_COUNT, run_results
+from atoffer_rl.run import Run
+from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.workload import Workload
+
+SMALL = Workload(batch=2, seq_len=19, heads=3, head_dim=32, ffn_dim=70, layers=2, dtype="float32")
+
+
+def torch_layer(workload, x, w):
+    """The layer as torch's own functions give it, with no view of the operator table."""
+    d, functional = workload.width, torch.nn.functional
+    query, key, value = functional.linear(x, w["w_qkv"], w["b_qkv"]).split(d, dim=-1)
+    heads = [t.view(x.shape[0], -1, workload.heads, workload.head_dim).transpose(1, 2) for t in (query, key, value)]
+    keep = torch.tensor(workload.mask_spec.keep(workload.seq_len))[:, None]
+    merged = functional.scaled_dot_product_attention(*heads, attn_mask=keep).transpose(1, 2).reshape(x.shape)
+    total = functional.linear(merged, w["w_out"], w["b_out"]) + x
+    norm = functional.layer_norm(total, (d,), w["gamma_1"], w["beta_1"], workload.epsilon)
+    hidden = functional.gelu(functional.linear(norm, w["w_ffn1"], w["b_ffn1"]))
+    total = functional.linear(hidden, w["w_ffn2"], w["b_ffn2"]) + norm
+    return functional.layer_norm(total, (d,), w["gamma_2"], w["beta_2"], workload.epsilon)
+
+
+@pytest.mark.parametrize("mask", ["strided", "sliding:window=6", "dense"])
+def test_layer_agrees_with_torch(mask):
+    workload = Workload(**SMALL.to_json() | {"mask": mask})
+    x = draw_inputs(workload, Run(0, 0), Inputs.RANDOM, 3, "cpu")["x"].double()
+    weights = {name: value.double() for name, value in draw_weights(workload, 4, "cpu").items()}
+    torch.testing.assert_close(layer_reference(workload, x, weights), torch_layer(workload, x, weights))
+
+
+def test_encoder_applies_its_layers_in_turn():
+    x = draw_inputs(SMALL, Run(0, 0), Inputs.RANDOM, 0, "cpu")["x"]
+    first, second = draw_weights(SMALL, 1, "cpu"), draw_weights(SMALL, 2, "cpu")
+    by_hand = layer_reference(SMALL, layer_reference(SMALL, x, first), second)
+    torch.testing.assert_close(encoder_reference(SMALL, x, [first, second]), by_hand)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", Inputs)
+def test_every_run_stores_its_results_near_the_truth(dtype, kind):
+    workload = Workload(**SMALL.to_json() | {"dtype": dtype})
+    for run in [Run(i, i) for i in range(OPERATOR_COUNT)] + [Run(0, 14), Run(1, 6), Run(8, 9), Run(11, 13)]:
+        inputs = draw_inputs(workload, run, kind, 0, "cpu")
+        exact = run_reference(workload, run, inputs)
+        eager = run_reference(workload, run, inputs, Precision.EAGER)
+        assert tuple(exact) == tuple(eager) == run_results(run)
+        for name, truth in exact.items():
+            assert truth.shape == layer_tensors(workload)[name].shape
+            assert str(eager[name].dtype) == f"torch.{layer_tensors(workload)[name].dtype.value}"
+            assert torch.equal(eager[name].isneginf(), truth.isneginf())
+            assert not truth.isnan().any()
+            if kind is not Inputs.PEAKED:
+                finite = truth.isfinite()
+                error = (eager[name].double() - truth)[finite].abs().max()
+                assert error <= 8 * workload.element.epsilon * truth[finite].abs().max()
+
+
+def test_cutting_a_layer_anywhere_gives_the_same_truth():
+    inputs = draw_inputs(SMALL, Run(0, 14), Inputs.RANDOM, 0, "cpu")
+    whole = run_reference(SMALL, Run(0, 14), inputs)["y"]
+    for last in range(OPERATOR_COUNT - 1):
+        stored = inputs | run_reference(SMALL, Run(0, last), inputs)
+        torch.testing.assert_close(run_reference(SMALL, Run(last + 1, 14), stored)["y"], whole)
+
+
+def test_a_slice_of_the_batch_is_a_slice_of_the_result(tmp_path):
+    import numpy as np
+
+    np.save(tmp_path / "keep.npy", np.random.default_rng(0).random((2, 19, 19)) < 0.4)
+    workload = Workload(**SMALL.to_json() | {"mask": f"file:{tmp_path / 'keep.npy'}"})
+    inputs = draw_inputs(workload, Run(1, 6), Inputs.RANDOM, 0, "cpu")
+    whole = run_reference(workload, Run(1, 6), inputs)["merged"]
+    assert batch_chunks(workload, 1) == [slice(0, 1), slice(1, 2)]
+    parts = [
+        run_reference(workload, Run(1, 6), inputs, entries=entries)["merged"] for entries in batch_chunks(workload, 1)
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole)
+
+
+def test_softmax_of_a_row_that_keeps_nothing_is_zero():
+    rows = torch.tensor([[0.0, 0.0], [-torch.inf, -torch.inf], [-torch.inf, 900.0]])
+    assert softmax_rows(rows).tolist() == [[0.5, 0.5], [0.0, 0.0], [0.0, 1.0]]
+
+
+def test_inputs_repeat_and_are_what_their_kind_says():
+    peaked = draw_inputs(SMALL, Run(2, 2), Inputs.PEAKED, 5, "cpu")["qkv"]
+    assert torch.equal(peaked, draw_inputs(SMALL, Run(2, 2), Inputs.PEAKED, 5, "cpu")["qkv"])
+    assert not torch.equal(peaked, draw_inputs(SMALL, Run(2, 2), Inputs.PEAKED, 6, "cpu")["qkv"])
+    assert peaked[..., : SMALL.width].std() > PEAK / 2
+    assert peaked[..., SMALL.width :].std() < 2
+    coded = draw_inputs(SMALL, Run(0, 0), Inputs.CODED, 0, "cpu")
+    assert torch.equal(coded["x"] * 16, (coded["x"] * 16).round())
+    rows = coded["x"].view(-1, SMALL.width)
+    assert len(rows.unique(dim=0)) == len(rows)
+    assert len(rows.T.unique(dim=0)) == SMALL.width
+
+
+def test_probabilities_drawn_are_row_stochastic_under_the_mask():
+    probs = draw_inputs(SMALL, Run(5, 5), Inputs.RANDOM, 0, "cpu")["probs"]
+    keep = torch.tensor(SMALL.mask_spec.keep(SMALL.seq_len))[:, None].expand_as(probs)
+    torch.testing.assert_close(probs.sum(-1), torch.ones(probs.shape[:-1]))
+    assert not probs[~keep].any()
+    scores = draw_inputs(SMALL, Run(4, 4), Inputs.RANDOM, 0, "cpu")["masked_scores"]
+    assert torch.equal(scores.isneginf(), ~keep)

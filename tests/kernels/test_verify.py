@@ -1,0 +1,125 @@
+"""Verification on the CPU: a launchable that writes the truth through raw pointers, and every way to spoil it."""
+
+import ctypes
+
+import pytest
+import torch
+
+from atoffer_rl.kernels.reference import TORCH_DTYPES, run_reference
+from atoffer_rl.kernels.verify import compare, verify_launchable
+from atoffer_rl.operators import run_activations, run_results, run_weights
+from atoffer_rl.run import Run
+from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.workload import Workload
+
+CPU = torch.device("cpu")
+SMALL = Workload(batch=2, seq_len=20, heads=2, head_dim=32, ffn_dim=48, layers=1)
+ATTENTION, SCORES, DENSE, TWO_RESULTS = Run(2, 6), Run(2, 3), Run(12, 13), Run(8, 10)
+
+
+def at(pointer, tensor):
+    """The tensor that lies at `pointer`."""
+    raw = (ctypes.c_uint8 * tensor.size_bytes).from_address(pointer)
+    return torch.frombuffer(raw, dtype=TORCH_DTYPES[tensor.dtype]).view(tensor.shape)
+
+
+class Honest:
+    """Writes the truth, rounded, then lets `spoil` (tensors by name, pointers by name) touch it."""
+
+    def __init__(self, run, spoil=lambda tensors, pointers: None):
+        self.run = run
+        self.spoil = spoil
+
+    def launch(self, pointers, stream):
+        assert stream == 0
+        stored = layer_tensors(SMALL)
+        names = (*run_activations(self.run), *run_weights(self.run), *run_results(self.run))
+        tensors = {name: at(pointers[name], stored[name]) for name in names}
+        for name, value in run_reference(SMALL, self.run, tensors).items():
+            tensors[name].copy_(value)
+        self.spoil(tensors, pointers)
+
+
+@pytest.mark.parametrize("run", [ATTENTION, SCORES, DENSE, TWO_RESULTS])
+def test_the_truth_passes(run):
+    verdict = verify_launchable(SMALL, run, Honest(run), device=CPU)
+    assert verdict.passed, verdict.reason
+    assert 0 < verdict.max_error <= verdict.error_budget
+
+
+def shift_column(tensors, pointers):
+    tensors["merged"][..., 7] += 0.02
+
+
+def skip_element(tensors, pointers):
+    tensors["merged"][1, 3, 5] = torch.nan
+
+
+def forget_mask(tensors, pointers):
+    tensors["masked_scores"][0, 0, 0, 9] = 0.0
+
+
+def swap_rows(tensors, pointers):
+    tensors["ffn_sum"][:, [0, 1]] = tensors["ffn_sum"][:, [1, 0]]
+
+
+def wrong_first_result(tensors, pointers):
+    tensors["attn_norm"][0, 0, 0] += 0.1
+
+
+def write_past_the_end(tensors, pointers):
+    ctypes.c_uint8.from_address(pointers["merged"] + tensors["merged"].nbytes).value = 0
+
+
+def write_before_the_start(tensors, pointers):
+    ctypes.c_uint8.from_address(pointers["merged"] - 1).value = 0
+
+
+def overwrite_residual(tensors, pointers):
+    tensors["attn_norm"].copy_(tensors["ffn_sum"])
+
+
+@pytest.mark.parametrize(
+    ("run", "spoil", "reason"),
+    [
+        (ATTENTION, shift_column, "merged is off by"),
+        (ATTENTION, skip_element, "merged holds NaN"),
+        (SCORES, forget_mask, "-inf exactly where"),
+        (DENSE, swap_rows, "ffn_sum is off by"),
+        (TWO_RESULTS, wrong_first_result, "attn_norm is off by"),
+        (ATTENTION, write_past_the_end, "outside its results"),
+        (ATTENTION, write_before_the_start, "outside its results"),
+        (DENSE, overwrite_residual, "over its inputs"),
+    ],
+)
+def test_every_spoiled_result_fails(run, spoil, reason):
+    verdict = verify_launchable(SMALL, run, Honest(run, spoil), device=CPU)
+    assert not verdict.passed
+    assert reason in verdict.reason
+
+
+def test_budget_is_twice_the_eager_error_and_one_epsilon():
+    reference = torch.tensor([1.0, -4.0, 2.0], dtype=torch.float64)
+    eager = torch.tensor([1.0, -4.0, 2.5])
+    verdict = compare(torch.tensor([1.0, -4.0, 3.0]), reference, eager, 0.125)
+    assert verdict.error_budget == 2 * (0.5 + 0.125 * 4)
+    assert verdict.passed
+    assert not compare(torch.tensor([1.0, -4.0, 4.1]), reference, eager, 0.125).passed
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_fail_where_the_reference_is(wrong):
+    reference = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    assert not compare(torch.tensor([1.0, wrong]), reference, reference.float(), 0.5).passed
+
+
+def test_an_eager_result_that_overflows_earns_no_budget():
+    reference = torch.tensor([1.0, 70000.0], dtype=torch.float64)
+    assert not compare(torch.tensor([1.0, 0.0]), reference, reference.half(), 2.0**-10).passed
+
+
+@pytest.mark.parametrize("out", [torch.nan, torch.inf, 0.0])
+def test_minus_infinity_must_stand_where_the_reference_has_it(out):
+    reference = torch.tensor([1.0, -torch.inf], dtype=torch.float64)
+    assert compare(reference.float(), reference, reference.float(), 0.1).passed
+    assert not compare(torch.tensor([1.0, out]), reference, reference.float(), 0.1).passed
