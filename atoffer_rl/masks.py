@@ -61,7 +61,7 @@ class Mask:
 def _by_offset(seq_len: int, kept: Callable[[Indices], NDArray[np.bool_]]) -> Keep:
     """The square whose entry (i, j) is `kept(i - j)`: every row is a window of one vector."""
     offsets = np.arange(seq_len - 1, -seq_len, -1, dtype=np.int32)
-    return np.ascontiguousarray(sliding_window_view(kept(offsets), seq_len)[::-1])
+    return sliding_window_view(kept(offsets), seq_len)[::-1].copy()
 
 
 def _dense(seq_len: int) -> Keep:

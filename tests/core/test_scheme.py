@@ -1,0 +1,97 @@
+"""Schemes: canonical, hashable, round-trip through JSON, counted right, and refused when they are none."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoffer_rl.errors import SchemeError
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme, count_partitions, count_schemes, partitions
+
+cut_sets = st.sets(st.integers(1, 14))
+
+
+def scheme_of(cuts, template="chain"):
+    edges = [0, *sorted(cuts), 15]
+    runs = [Run(first, end - 1) for first, end in pairwise(edges)]
+    return Scheme(tuple(Choice(run, template, (("rows", run.first + 1), ("lanes", 32))) for run in runs))
+
+
+@given(cut_sets)
+def test_round_trip(cuts):
+    scheme = scheme_of(cuts)
+    again = Scheme.from_json(json.loads(json.dumps(scheme.to_json())))
+    assert again == scheme
+    assert hash(again) == hash(scheme)
+    assert again.key == scheme.key
+
+
+@given(cut_sets, cut_sets)
+def test_keys_tell_schemes_apart(left, right):
+    assert (scheme_of(left).key == scheme_of(right).key) == (left == right)
+    assert scheme_of(left).key != scheme_of(left, "gemm").key
+
+
+def test_words():
+    choice = Choice(Run(2, 6), "rowwise", (("warps", 4),))
+    assert str(choice) == "[2,6]:rowwise(warps=4)"
+    assert choice["warps"] == 4
+    assert 3 in choice.run
+    assert 7 not in choice.run
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [],
+        [Run(0, 13)],
+        [Run(1, 14)],
+        [Run(0, 7), Run(7, 14)],
+        [Run(0, 7), Run(9, 14)],
+        [Run(0, 14), Run(15, 15)],
+        [Run(0, -1), Run(0, 14)],
+        [Run(8, 14), Run(0, 7)],
+    ],
+)
+def test_runs_must_cover_the_layer_in_order(runs):
+    with pytest.raises(SchemeError):
+        Scheme(tuple(Choice(run, "chain") for run in runs))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        {},
+        {"segments": 3},
+        {"segments": [3]},
+        {"segments": [{"run": [0, 14]}]},
+        {"segments": [{"run": [0, 14], "template": "chain", "parameters": []}]},
+        {"segments": [{"run": [0, "x"], "template": "chain", "parameters": {}}]},
+        {"segments": [{"run": [0, 14], "template": "chain", "parameters": {"rows": "many"}}]},
+        {"segments": [{"run": [0, 14], "template": "chain", "parameters": {}}], "execution": "magic"},
+    ],
+)
+def test_bad_json(value):
+    with pytest.raises(SchemeError) as caught:
+        Scheme.from_json(value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.sets(st.tuples(st.integers(0, 14), st.integers(0, 14)).map(sorted).map(lambda ends: Run(*ends))))
+def test_counts_agree_with_enumeration(runs):
+    legal = frozenset(runs) | {Run(operator, operator) for operator in range(10)}
+    listed = list(partitions(legal))
+    assert len(listed) == len(set(listed)) == count_partitions(legal)
+    counts = {run: 1 + run.last - run.first for run in legal}
+    total = 0
+    for partition in listed:
+        product = 1
+        for run in partition:
+            product *= counts[run]
+        total += product
+    assert total == count_schemes(counts)

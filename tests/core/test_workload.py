@@ -1,0 +1,102 @@
+"""Workloads: canonical, hashable, round-trip through JSON, and refuse what is no layer."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoffer_rl.errors import AtofferError, WorkloadError
+from atoffer_rl.run import Run
+from atoffer_rl.signature import signature
+from atoffer_rl.workload import ACTIVATIONS, Workload
+
+workloads = st.builds(
+    Workload,
+    batch=st.integers(1, 8),
+    seq_len=st.integers(1, 70),
+    heads=st.integers(1, 16),
+    head_dim=st.sampled_from([32, 64, 128]),
+    ffn_dim=st.integers(1, 4096),
+    layers=st.integers(1, 24),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32"]),
+    mask=st.sampled_from(["dense", "triangle", "strided", "fixed:block=3", "bigbird:seed=2,random=1"]),
+    activation=st.sampled_from(ACTIVATIONS),
+    epsilon=st.floats(0, 0.5),
+)
+
+
+@given(workloads)
+def test_round_trip(workload):
+    again = Workload.from_json(json.loads(json.dumps(workload.to_json())))
+    assert again == workload
+    assert hash(again) == hash(workload)
+    assert again.key == workload.key
+
+
+def test_names_of_one_mask_make_one_workload():
+    assert Workload(mask="strided") == Workload(mask="strided:stride=16")
+    assert Workload(mask="triangle").key == Workload(mask="causal").key
+    assert Workload(epsilon=0) == Workload(epsilon=0.0)
+
+
+def test_the_key_is_stable():
+    assert Workload().key == "9b68b280ab48"
+    assert len({Workload().key, Workload(batch=8).key, Workload(mask="fixed").key, Workload(layers=1).key}) == 4
+
+
+def test_sizes():
+    workload = Workload(batch=2, seq_len=10, heads=3, head_dim=32)
+    assert (workload.width, workload.rows, workload.score_count) == (96, 20, 600)
+    assert workload.with_layers(3) == Workload(batch=2, seq_len=10, heads=3, head_dim=32, layers=3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("batch", 0, "batch must be a positive whole number, not 0"),
+        ("seq_len", -3, "seq_len must be"),
+        ("heads", 1.5, "heads must be"),
+        ("head_dim", "64", "head_dim must be"),
+        ("layers", True, "layers must be"),
+        ("ffn_dim", None, "ffn_dim must be"),
+        ("dtype", "float64", "dtype must be one of float32, float16, bfloat16"),
+        ("dtype", [], "dtype must be one of"),
+        ("activation", "swish", "activation must be one of gelu, gelu_tanh, relu"),
+        ("epsilon", -1.0, "epsilon must be a number from 0 to 1"),
+        ("epsilon", float("nan"), "epsilon must be a number from 0 to 1"),
+        ("epsilon", "small", "epsilon must be a number from 0 to 1"),
+        ("mask", None, "mask must be text"),
+        ("seq_len", 2**14, "reduce batch or seq_len"),
+        ("colour", "red", "not a workload"),
+    ],
+)
+def test_bad_workloads(field, value, says):
+    with pytest.raises(WorkloadError) as caught:
+        Workload.from_json(Workload(batch=32).to_json() | {field: value})
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, [], "strided", 3])
+def test_what_is_no_object_is_no_workload(value):
+    with pytest.raises(AtofferError):
+        Workload.from_json(value)
+
+
+def test_signatures_share_what_they_can():
+    strided, fixed = Workload(mask="strided"), Workload(mask="fixed")
+    other_split = Workload(batch=8, seq_len=512, mask="fixed")
+    for run in (Run(0, 0), Run(7, 8), Run(10, 12), Run(13, 14)):
+        assert signature(strided, run) == signature(fixed, run) == signature(other_split, run)
+    for run in (Run(0, 1), Run(2, 2), Run(6, 7), Run(4, 5)):
+        assert signature(strided, run) == signature(fixed, run) != signature(other_split, run)
+    for run in (Run(3, 3), Run(2, 6), Run(1, 5)):
+        assert signature(strided, run) != signature(fixed, run)
+    relu = Workload(activation="relu")
+    assert signature(relu, Run(10, 10)) == signature(strided, Run(10, 10))
+    assert signature(relu, Run(10, 11)) != signature(strided, Run(10, 11))
+
+
+def test_layers_do_not_change_a_signature():
+    assert signature(Workload(layers=1), Run(2, 6)) == signature(Workload(layers=12), Run(2, 6))
