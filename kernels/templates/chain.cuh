@@ -23,7 +23,7 @@ namespace chain {
 constexpr int kMostKept = 64;
 constexpr int kKeptByBlock = 32768;
 // Accesses in flight where the row does not stay in registers.
-constexpr int kStreamed = 4;
+constexpr int kStreamed = 2;
 
 template <class Config>
 struct Shape {

@@ -17,9 +17,10 @@
 // A staged row holds the listed columns one after another, or, if it is stored masked, all columns in place with
 // -inf where the mask drops them. Nothing is ever read of a column that is not listed.
 //
-// Bias (runs from operator 1): q gets it when it is loaded. q . (k + b) = q . k + q . b, the second once a row;
-// sum p (v + b) = sum p v + b, because the p of a row add up to 1. Runs that operator 5 follows store q, k, v with
-// bias: the warp of query i stores token i of its head, so every element has one writer.
+// Bias (runs from operator 1): q gets it when it is loaded. q . (k + b) = q . k + q . b: the second is the same for
+// all columns, so softmax cancels it and stored scores add it once. sum p (v + b) = sum p v + b, because the p of a
+// row add up to 1. Runs that operator 5 follows store q, k, v with bias: the warp of query i stores token i of its
+// head, so every element has one writer.
 //
 // A kernel names its numbers in a Config: see Shape. All offsets fit in 31 bits: a workload has no larger tensor.
 #pragma once
@@ -218,17 +219,18 @@ __device__ __forceinline__ void stage_products(const Inputs<typename S::Element>
     const typename S::Element* qkv = S::adds_bias ? in.qkv_raw : in.qkv;
     Slice<S> q;
     q.load(qkv + query.first_token(kQuery) + query.index * S::token, query.lane);
-    float from_bias[1] = {0.0f};
     if constexpr (S::adds_bias) {
         Slice<S> bias;
         bias.load(in.b_qkv + query.bias(kQuery), query.lane);
         q.add(bias, 1.0f);
-        q.multiply(S::scale);
+    }
+    q.multiply(S::scale);
+    float from_bias[1] = {0.0f};
+    if constexpr (S::adds_bias && !S::normalises) {
+        Slice<S> bias;
         bias.load(in.b_qkv + query.bias(kKey), query.lane);
         from_bias[0] = q.dot(bias);
         sum_team<S>(from_bias);
-    } else {
-        q.multiply(S::scale);
     }
     const typename S::Element* keys = qkv + query.first_token(kKey);
     // All lanes stay in the loop, for the sums; places beyond the end repeat the last column.
