@@ -1,16 +1,21 @@
 """From a program to something that can be launched: kernels through CuPy, library calls through `matmul_library`."""
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakValueDictionary
 
 import numpy as np
 
-from atoffer_rl.errors import DeviceUnavailable, LaunchError
-from atoffer_rl.kernels.program import KernelProgram, PlanArray, Program
+from atoffer_rl.errors import LaunchError
+from atoffer_rl.kernels.compiler import compile_kernel
+from atoffer_rl.kernels.cubin_cache import CubinCache
+from atoffer_rl.kernels.device_array import upload
+from atoffer_rl.kernels.machine import current_device
+from atoffer_rl.kernels.program import KernelProgram, Program
+from atoffer_rl.kernels.registry import template_named
+from atoffer_rl.scheme import Choice
+from atoffer_rl.workload import Workload
 
 STATIC_SHARED_LIMIT = 48 * 1024
 
@@ -37,36 +42,6 @@ class _StreamPointer(NamedTuple):
     """What CuPy needs of a stream to launch on it."""
 
     ptr: int
-
-
-class DeviceArray:
-    """A plan array in device memory.
-
-    Args:
-        values: What it holds.
-    """
-
-    def __init__(self, values: PlanArray) -> None:
-        import cupy
-
-        self._array = cupy.asarray(values)
-        cupy.cuda.get_current_stream().synchronize()
-        self.pointer = int(self._array.data.ptr)
-
-
-_uploaded: WeakValueDictionary[tuple[int, str], DeviceArray] = WeakValueDictionary()
-
-
-def upload(values: PlanArray) -> DeviceArray:
-    """`values` on the current device, shared with everyone who holds equal values there."""
-    import cupy
-
-    content = hashlib.sha256(f"{values.dtype.str}{values.shape}".encode() + values.tobytes()).hexdigest()
-    key = (int(cupy.cuda.runtime.getDevice()), content)
-    found = _uploaded.get(key)
-    if found is None:
-        found = _uploaded[key] = DeviceArray(np.ascontiguousarray(values))
-    return found
 
 
 class KernelLaunch:
@@ -140,17 +115,19 @@ def load_program(program: Program, cubin: bytes | None = None) -> Launchable:
     return load_matmul(program)
 
 
-def current_arch() -> str:
-    """The compiler target of the current device, such as `sm_90a`.
+def load_choice(workload: Workload, choice: Choice) -> Launchable:
+    """`choice` compiled (or found in the cache of cubins) for the current device and loaded.
 
     Raises:
-        DeviceUnavailable: If there is none.
+        CompileError: If the compiler refuses it.
+        LaunchError: If the driver or the library refuses it.
     """
-    try:
-        import cupy
-
-        capability = str(cupy.cuda.Device().compute_capability)
-    except (ImportError, RuntimeError) as error:
-        raise DeviceUnavailable(f"no usable CUDA GPU: {str(error).splitlines()[0]}") from error
-    # Hopper and later have instructions that only the architecture-specific target offers.
-    return f"sm_{capability}" + ("a" if int(capability) >= 90 else "")
+    program = template_named(choice.template).program(workload, choice)
+    if not isinstance(program, KernelProgram):
+        return load_program(program)
+    cache, arch = CubinCache(), current_device().arch
+    cubin = cache.get(program, arch)
+    if cubin is None:
+        cubin = compile_kernel(program, arch)
+        cache.put(program, arch, cubin)
+    return load_program(program, cubin)

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoffer_rl.kernels.compiler import compile_kernel
-from atoffer_rl.kernels.launch import Launchable, current_arch, load_program
-from atoffer_rl.kernels.program import KernelProgram
+from atoffer_rl.kernels.launch import Launchable, load_choice
 from atoffer_rl.kernels.reference import TORCH_DTYPES, Inputs, Precision, batch_chunks, draw_inputs, run_reference
-from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.operators import run_results
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -199,6 +196,4 @@ def verify_choice(workload: Workload, choice: Choice, seed: int = 0) -> Verdict:
         CompileError: If the compiler refuses it.
         LaunchError: If it cannot be loaded or launched.
     """
-    program = template_named(choice.template).program(workload, choice)
-    cubin = compile_kernel(program, current_arch()) if isinstance(program, KernelProgram) else None
-    return verify_launchable(workload, choice.run, load_program(program, cubin), seed)
+    return verify_launchable(workload, choice.run, load_choice(workload, choice), seed)
