@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from atoffer_rl.mask_structure import BLOCK_SIZES
 from atoffer_rl.operators import OPERATOR_COUNT
 
 Vector: TypeAlias = NDArray[np.float32]
 
 OPTION_COUNT = 64
 CODE_SIZE = 4
-BLOCK_SIZES = (16, 32, 64, 128)
 LOG_RATIO = 8.0
 
 
@@ -49,19 +49,19 @@ GLOBAL_TABLE: tuple[Field, ...] = (
     *_fields("batch seq_len heads head_dim ffn_dim rows", 0, 2, "workload: log2 / 16"),
     *_fields("float32 float16 bfloat16 gelu gelu_tanh relu", 0, 1, "workload: flag"),
     Field("mask_density", 0, 1, "kept (query, key) pairs over all pairs"),
-    *_numbered("mask_density", BLOCK_SIZES, 0, 1, "share of b x b blocks that keep any pair"),
-    *_numbered("mask_columns", BLOCK_SIZES, 0, 1, "distinct columns a tile of b rows needs, over seq_len, mean"),
+    *_numbered("mask_density", BLOCK_SIZES, 0, 1, "share of square blocks that keep a pair"),
+    *_numbered("mask_columns", BLOCK_SIZES, 0, 1, "distinct columns of a row tile over seq_len, mean"),
     *_fields("multiprocessors bandwidth tensor_rate float32_rate", 0, 2, "device: log2 (count, GB/s, TFLOP/s) / 16"),
     *_fields("shared_bytes l2_bytes", 0, 2, "device: log2 (bytes) / 32"),
     Field("position", 0, 1, "first operator of the present segment / 15"),
     *_numbered("operator", range(OPERATOR_COUNT), 0, 1, "flag: the present segment begins here"),
-    *_fields("phase_execution phase_segment phase_parameter", 0, 1, "flag: what the present decision is about"),
+    *_fields("phase_segment phase_parameter", 0, 1, "flag: what the present decision is about"),
     Field("parameter_depth", 0, 1, "parameters of the present segment decided so far / 8"),
-    *_numbered("parameter_code", range(CODE_SIZE), -1, 1, "code of the present parameter's name, zeros in other phases"),
+    *_numbered("parameter_code", range(CODE_SIZE), -1, 1, "code of the present parameter's name, else 0"),
     Field("options", 0, 1, "options of the present decision / 64"),
     Field("open_length", 0, 1, "operators of the open segment / 15, 0 before it is chosen"),
     *_numbered("open_template", range(CODE_SIZE), -1, 1, "code of the open segment's template"),
-    *_numbered("cut", range(1, OPERATOR_COUNT), 0, 1, "flag: a segment of the partial scheme ends before this operator"),
+    *_numbered("cut", range(1, OPERATOR_COUNT), 0, 1, "flag: a closed segment ends before this operator"),
     Field("segments", 0, 1, "segments closed so far / 15"),
     Field("return_so_far", -5, 0, "sum of the episode's rewards"),
     Field("excess_so_far", 0, 4, "latency so far minus the best known to here, over unfused"),
@@ -82,16 +82,21 @@ OPTION_TABLE: tuple[Field, ...] = (
     Field("legal", 0, 1, "flag: the mask allows it"),
     Field("length", 0, 1, "operators of the option's run / 15"),
     Field("end", 0, 1, "operators done when the run is over / 15"),
-    *_fields("dense_operators reduction_operators elementwise_operators", 0, 1, "operators of that kind in the run / 5"),
+    *_fields("dense_operators reduction_operators elementwise_operators", 0, 1, "operators of a kind in the run / 5"),
     Field("reads_mask", 0, 1, "flag: the run contains the mask"),
     *_numbered("template_code", range(CODE_SIZE), -1, 1, "code of the template's name"),
-    Field("value_log2", -2, 2, "parameter value, sign * log2(1 + |value|) / 16"),
+    Field("value_log2", -2, 2, "parameter value, sign * log2(1 + abs(value)) / 16"),
     Field("value_rank", 0, 1, "rank of the value among the options, 0 to 1"),
     Field("default", 0, 1, "flag: leads to the template's default choice"),
     Field("bytes_log2", 0, 2, "roofline: log2 (bytes moved) / 32, least of its completions"),
     Field("flops_log2", 0, 2, "roofline: log2 (1 + flops) / 40, least of its completions"),
-    Field("floor", -LOG_RATIO, LOG_RATIO, "ln (roofline time / unfused latency), least of its completions"),
-    Field("balance", -LOG_RATIO, LOG_RATIO, "ln (arithmetic time / memory time) of that roofline"),
+    Field(
+        "floor",
+        -LOG_RATIO,
+        LOG_RATIO,
+        "ln (roofline / unfused), least of its completions; a launch is part of a roofline",
+    ),
+    Field("balance", -LOG_RATIO, LOG_RATIO, "ln (arithmetic time / memory time)"),
     *_fields("tile_rows tile_columns threads", 0, 2, "geometry: log2 / 16, mean of its completions"),
     Field("blocks", 0, 2, "geometry: log2 (blocks) / 16, mean of its completions"),
     Field("waves", -1, 2, "geometry: log2 (blocks per multiprocessor) / 16, mean of its completions"),
@@ -103,17 +108,17 @@ OPTION_TABLE: tuple[Field, ...] = (
     Field("known", 0, 1, "flag: a completion was measured and is right"),
     Field("known_over_unfused", -LOG_RATIO, LOG_RATIO, "ln (best measured completion / unfused), 0 if none"),
     Field("known_over_floor", -LOG_RATIO, LOG_RATIO, "ln (best measured completion / its roofline), 0 if none"),
-    Field("known_gain", -4, 0, "best known scheme minus the best through this option, over unfused; -1 if none is known"),
+    Field("known_gain", -4, 0, "best known scheme minus the best through this option, over unfused; -1 if none"),
     Field("known_gap", 0, 4, "known_gain of the decision's best option minus its own; 1 if none is known"),
-    Field("open", 0, 1, "flag: a completion is not measured yet; the estimates below are for the best of those, else 0"),
-    Field("predicted_over_floor", -LOG_RATIO, LOG_RATIO, "cost model: ln (predicted latency / roofline)"),
-    Field("predicted_spread", 0, LOG_RATIO, "cost model: standard deviation of that logarithm"),
-    Field("predicted_gain", -4, 1, "as known_gain, at the predicted latency"),
-    Field("hopeful_gain", -4, 1, "as known_gain, one standard deviation below the predicted latency"),
+    Field("open", 0, 1, "flag: a completion is not measured yet; estimates are over those, and 0 if there is none"),
+    Field("predicted_over_floor", -LOG_RATIO, LOG_RATIO, "cost model: ln (least predicted latency / roofline)"),
+    Field("predicted_spread", 0, LOG_RATIO, "cost model: largest standard deviation of ln (latency)"),
+    Field("predicted_gain", -4, 1, "as known_gain, at the least predicted latency"),
+    Field("hopeful_gain", -4, 1, "as known_gain, at the least latency one standard deviation below its prediction"),
     Field("gain", -4, 1, "known_gain where known, else predicted_gain"),
     Field("estimated", 0, 1, "flag: gain is an estimate"),
-    Field("improvement", 0, 1, "ln (1 + 1000 * expected improvement of the best known scheme / unfused) / 7, best completion"),
-    Field("improvement_share", 0, 1, "expected improvement over that of the decision's best option"),
+    Field("improvement", 0, 1, "ln (1 + 1000 * expected improvement of the best known scheme / unfused) / 7"),
+    Field("improvement_share", 0, 1, "that expected improvement over the decision's largest"),
 )
 
 GLOBAL_FIELDS: tuple[str, ...] = tuple(field.name for field in GLOBAL_TABLE)

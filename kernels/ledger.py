@@ -43,7 +43,7 @@ class Ledger:
         self.trials: dict[Choice, Trial] = {}
         self.graph = CutGraph()
         self._best_choice: dict[Run, Choice] = {}
-        self._reserved = 0
+        self.reserved = 0
         self.unfused_scheme = unfused(workload, measurer.device)
         for trial in measurer.measure([SegmentRequest(workload, choice) for choice in self.unfused_scheme.choices]):
             if not trial.ok:
@@ -61,8 +61,13 @@ class Ledger:
 
     @property
     def units_left(self) -> float:
-        """Units that may still be spent, reservations taken off; infinite without a limit."""
-        return inf if self.units is None else self.units - self.units_spent - self._reserved
+        """Units not spent yet, reserved ones included; infinite without a limit."""
+        return inf if self.units is None else self.units - self.units_spent
+
+    @property
+    def units_free(self) -> float:
+        """Units neither spent nor reserved; infinite without a limit."""
+        return self.units_left - self.reserved
 
     @property
     def seconds_left(self) -> float:
@@ -71,19 +76,31 @@ class Ledger:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing new can be measured."""
+        """Whether the budget is used up, so that nothing new can be measured."""
         return self.units_left < 1 or self.seconds_left <= 0.0
 
     def reserve(self) -> bool:
-        """Set a unit aside for a choice that is being made; says whether one was left."""
-        if self.spent:
+        """Set a unit aside for a choice that is being made; says whether one was free.
+
+        Whoever reserves gives the unit back with `release`, or spends it with `measure_reserved`, which holds
+        even when the measuring seconds run out in between.
+        """
+        if self.units_free < 1 or self.seconds_left <= 0.0:
             return False
-        self._reserved += 1
+        self.reserved += 1
         return True
 
     def release(self) -> None:
         """Give a reserved unit back."""
-        self._reserved -= 1
+        self.reserved -= 1
+
+    def measure_reserved(self, choice: Choice) -> Trial:
+        """The trial of `choice` on a reserved unit, which is given back where the choice is known already."""
+        self.release()
+        if choice in self.trials:
+            self.cache_hits += 1
+            return self.trials[choice]
+        return self._measure_new([choice])[0]
 
     def measure(self, choice: Choice) -> Trial:
         """The trial of `choice`: remembered if there is one, else measured and charged.
@@ -101,14 +118,28 @@ class Ledger:
         """
         asked = list(choices)
         new = [choice for choice in dict.fromkeys(asked) if choice not in self.trials]
-        if new and (len(new) > self.units_left or self.seconds_left <= 0.0):
-            raise BudgetSpent(f"{len(new)} new choices asked for with {self.units_left:g} units left")
+        if new and (len(new) > self.units_free or self.seconds_left <= 0.0):
+            raise BudgetSpent(f"{len(new)} new choices asked for with {self.units_free:g} units free")
         self.cache_hits += len(asked) - len(new)
-        for trial in self.measurer.measure([SegmentRequest(self.workload, choice) for choice in new]):
+        self._measure_new(new)
+        return [self.trials[choice] for choice in asked]
+
+    def _measure_new(self, choices: list[Choice]) -> list[Trial]:
+        trials = self.measurer.measure([SegmentRequest(self.workload, choice) for choice in choices])
+        for trial in trials:
             self.units_spent += 1
             self.seconds_spent += trial.seconds
             self._record(trial)
-        return [self.trials[choice] for choice in asked]
+        return trials
+
+    def restore(self, choices: Iterable[Choice]) -> None:
+        """Charge what an earlier part of this search measured, so that its budget goes on where it stood."""
+        charged = list(choices)
+        new = [choice for choice in charged if choice not in self.trials]
+        for trial in self.measurer.measure([SegmentRequest(self.workload, choice) for choice in new]):
+            self._record(trial)
+        self.units_spent += len(charged)
+        self.seconds_spent += sum(self.trials[choice].seconds for choice in charged)
 
     def best(self) -> tuple[Scheme, float]:
         """The shortest path over what was measured so far: the scheme to recommend, and its layer latency in us."""

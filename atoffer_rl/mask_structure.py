@@ -1,0 +1,39 @@
+"""How sparse a mask is, seen by element, by block and by row tile."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from atoffer_rl.masks import Mask
+
+BLOCK_SIZES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class MaskStructure:
+    """A mask's shares, all from 0 to 1.
+
+    Attributes:
+        density: Kept pairs over all pairs.
+        block_density: For each of `BLOCK_SIZES`, the share of square blocks that keep any pair.
+        tile_columns: For each of `BLOCK_SIZES`, the distinct columns that a tile of so many rows needs,
+            over the sequence length, mean over tiles.
+    """
+
+    density: float
+    block_density: tuple[float, ...]
+    tile_columns: tuple[float, ...]
+
+
+@lru_cache(maxsize=64)
+def mask_structure(mask: Mask, seq_len: int) -> MaskStructure:
+    """The structure of `mask`; ragged blocks and tiles at the end count as whole ones."""
+    keep = mask.keep(seq_len)
+    blocks, columns = [], []
+    for size in BLOCK_SIZES:
+        starts = np.arange(0, seq_len, size)
+        needed = np.logical_or.reduceat(keep, starts, axis=1)
+        columns.append(float(needed.mean()))
+        blocks.append(float(np.logical_or.reduceat(needed, starts, axis=2).mean()))
+    return MaskStructure(float(keep.mean()), tuple(blocks), tuple(columns))

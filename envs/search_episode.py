@@ -1,0 +1,115 @@
+"""A wrapper that makes a whole search under a budget one episode: what a policy that is to search is trained on."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN
+from atoffer_rl.envs.observation import Vector
+from atoffer_rl.kernels.ledger import Ledger
+
+OpenLedger: TypeAlias = Callable[[int], Ledger]
+
+SPARE_SCHEMES = 4
+
+
+class Search(NamedTuple):
+    """Something to search.
+
+    Attributes:
+        open: Gives a fresh ledger with the given number of units.
+        oracle_us: Layer latency of the best scheme, if it is known.
+    """
+
+    open: OpenLedger
+    oracle_us: float | None = None
+
+
+class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
+    """Each episode is a search: schemes are built one after another until the budget is spent, then one to settle on.
+
+    Rewards: by how much the best known scheme improves, over the oracle's latency (where no oracle is known,
+    over the best known latency before). A failing choice costs its unit and begins the next scheme. When the
+    budget is spent the scheme under way is finished and one more is built, from measured choices only: it
+    costs what it lacks to the best known one, over the same latency, but at most as much as the whole search
+    gained. So where the oracle is known the return is the unfused latency minus that of the scheme settled
+    on, over the oracle's. An illegal action ends the episode with reward `FAILURE_RETURN`.
+
+    A search that stops measuring is cut short: after as many schemes as it has units and `SPARE_SCHEMES` more,
+    what is left of its budget is forfeited and it settles.
+
+    Args:
+        env: A fusion scheme environment, wrapped or not.
+        searches: What episodes are drawn from, all alike.
+        budgets: Smallest and largest budget in units; it is drawn from its logarithm (0 draws as 1 does).
+        settle: Whether the last scheme is built.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Vector, np.int64],
+        searches: Sequence[Search],
+        budgets: tuple[int, int] = (8, 128),
+        settle: bool = True,
+    ) -> None:
+        super().__init__(env)
+        self.searches, self.budgets, self.settle = tuple(searches), budgets, settle
+        self._random = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
+        """Begin a search.
+
+        Args:
+            seed: Seed of the draws.
+            options: `search` and `units` set what is otherwise drawn.
+        """
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        given = options or {}
+        search = given["search"] if "search" in given else self.searches[self._random.integers(len(self.searches))]
+        units = given["units"] if "units" in given else self._draw_budget()
+        self.ledger, self._oracle_us = search.open(units), search.oracle_us
+        self._best_us = self.ledger.graph.best_us
+        self._schemes_left = units + SPARE_SCHEMES
+        self._settling = self.ledger.spent
+        return self.env.reset(seed=seed, options={"ledger": self.ledger})
+
+    def step(self, action: np.int64) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
+        """Take an option; where that completes a scheme, the next one is begun."""
+        observation, _, built, _, info = self.env.step(action)
+        if info.get("illegal", False):
+            return observation, FAILURE_RETURN, True, False, info
+        reward = self._improvement()
+        if not built:
+            return observation, reward, False, False, info
+        if self._settling:
+            return observation, reward - self._shortfall(info), True, False, info
+        self._schemes_left -= 1
+        if self._schemes_left <= 0:
+            self.ledger.units = self.ledger.units_spent
+        self._settling = self.ledger.spent
+        if self._settling and not self.settle:
+            return observation, reward, True, False, info
+        observation, _ = self.env.reset(options={"ledger": self.ledger})
+        return observation, reward, False, False, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which actions are legal."""
+        masks: NDArray[np.bool_] = self.env.get_wrapper_attr("action_masks")()
+        return masks
+
+    def _draw_budget(self) -> int:
+        low, high = self.budgets
+        drawn = np.exp(self._random.uniform(np.log(max(low, 1)), np.log(high + 1)))
+        return int(np.clip(drawn, low, high))
+
+    def _improvement(self) -> float:
+        before, self._best_us = self._best_us, self.ledger.graph.best_us
+        return (before - self._best_us) / (self._oracle_us or before)
+
+    def _shortfall(self, info: dict[str, Any]) -> float:
+        reached_us: float = info.get("latency_us", self.ledger.unfused_us)
+        return (min(reached_us, self.ledger.unfused_us) - self._best_us) / (self._oracle_us or self._best_us)

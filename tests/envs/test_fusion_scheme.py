@@ -1,0 +1,173 @@
+import pickle
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
+from tests.envs.conftest import OTHER, WORKLOAD
+from tests.envs.walks import random_pick, walk
+
+from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN, LEAST_RETURN, FusionSchemeEnv
+from atoffer_rl.envs.observation import GLOBAL_TABLE, OPTION_TABLE, named, split
+from atoffer_rl.errors import WorkloadError
+from atoffer_rl.kernels.registry import check_scheme
+
+ENVIRONMENT = "atoffer/FusionScheme-v0"
+
+
+@pytest.fixture
+def env(measurer):
+    return gymnasium.make(ENVIRONMENT, workload=WORKLOAD, measurer=measurer, units=64)
+
+
+def test_gymnasiums_checker_accepts_it(env):
+    assert env.spec.nondeterministic
+    check_env(env.unwrapped, skip_render_check=True)
+
+
+def test_stable_baselines3s_checker_accepts_it(env):
+    check_env_for_sb3(env)
+
+
+def test_its_registered_name_makes_the_class(env):
+    assert isinstance(env.unwrapped, FusionSchemeEnv)
+
+
+def test_a_random_legal_walk_builds_a_legal_scheme(env):
+    built = 0
+    for seed in range(20):
+        episode = walk(env, random_pick(seed))
+        assert all(env.observation_space.contains(item) for item in episode.observations)
+        if "scheme" in episode.infos[-1]:
+            built += 1
+            check_scheme(WORKLOAD, episode.infos[-1]["scheme"])
+    assert built > 5
+
+
+def test_the_return_is_minus_the_normalised_latency(open_ledger):
+    ledger = open_ledger()
+    env = gymnasium.make(ENVIRONMENT, ledger=ledger)
+    for seed in range(20):
+        episode = walk(env, random_pick(seed))
+        last = episode.infos[-1]
+        if "scheme" not in last:
+            assert sum(episode.rewards) == pytest.approx(FAILURE_RETURN, abs=1e-9)
+            assert last["status"] == "wrong_result"
+            continue
+        latency_us = sum(ledger.trials[choice].latency_us for choice in last["scheme"].choices)
+        assert last["latency_us"] == pytest.approx(latency_us, rel=1e-12)
+        expected = max(LEAST_RETURN, -latency_us / ledger.unfused_us)
+        assert sum(episode.rewards) == pytest.approx(expected, rel=1e-12)
+        assert last["recommended_us"] == ledger.best()[1]
+
+
+def test_returns_of_slow_schemes_are_clipped_and_stay_above_failures(open_ledger):
+    ledger = open_ledger()
+    ledger.unfused_us /= 50.0
+    episode = walk(gymnasium.make(ENVIRONMENT, ledger=ledger), random_pick(1))
+    assert sum(episode.rewards) == (LEAST_RETURN if "scheme" in episode.infos[-1] else FAILURE_RETURN)
+
+
+def test_an_illegal_action_ends_the_episode_with_the_failure_return(env):
+    env.reset()
+    illegal = int(np.flatnonzero(~env.unwrapped.action_masks())[-1])
+    _, reward, terminated, truncated, info = env.step(illegal)
+    assert (reward, terminated, truncated) == (FAILURE_RETURN, True, False)
+    assert info["illegal"]
+    assert env.unwrapped.ledger.reserved == 0
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(0)
+
+
+def test_actions_are_named_in_words(env):
+    env.reset()
+    meanings = env.unwrapped.action_meanings()
+    assert meanings[0].startswith("[0,0] as ")
+    assert env.step(0)[-1]["action"] == meanings[0]
+
+
+def test_the_same_seed_draws_the_same_workloads(open_ledger):
+    def drawn(seed):
+        env = gymnasium.make(ENVIRONMENT, ledgers=[open_ledger(), open_ledger(workload=OTHER)])
+        first = env.reset(seed=seed)[1]["workload"]
+        return [first] + [env.reset()[1]["workload"] for _ in range(8)]
+
+    assert drawn(1) == drawn(1)
+    assert set(drawn(1)) == {WORKLOAD, OTHER}
+
+
+def test_the_same_actions_lead_to_the_same_observations(open_ledger):
+    first, second = (walk(gymnasium.make(ENVIRONMENT, ledger=open_ledger(units=9)), random_pick(5)) for _ in range(2))
+    assert first.rewards == second.rewards
+    np.testing.assert_array_equal(first.observations, second.observations)
+
+
+def test_a_pickled_environment_goes_on_as_the_original(env):
+    env.reset(seed=1)
+    env.step(0)
+    copy = pickle.loads(pickle.dumps(env))
+    ours, theirs = walk(env, random_pick(2), seed=4), walk(copy, random_pick(2), seed=4)
+    assert ours.rewards == theirs.rewards
+    np.testing.assert_array_equal(ours.observations, theirs.observations)
+
+
+def test_reset_sets_the_workload(env, measurer):
+    _, info = env.reset(options={"workload": OTHER.to_json()})
+    assert info["workload"] == env.unwrapped.workload == OTHER
+    assert env.reset(options={"workload": WORKLOAD})[1]["workload"] == WORKLOAD
+
+
+def test_reset_sets_the_ledger(env, open_ledger):
+    ledger = open_ledger(units=3, workload=OTHER)
+    env.reset(options={"ledger": ledger})
+    assert env.unwrapped.ledger is ledger
+    env.reset()
+    assert env.unwrapped.ledger is ledger
+
+
+def test_a_workload_without_a_measurer_is_refused(open_ledger):
+    with pytest.raises(WorkloadError, match="measurer"):
+        gymnasium.make(ENVIRONMENT)
+    env = gymnasium.make(ENVIRONMENT, ledger=open_ledger())
+    with pytest.raises(WorkloadError, match="measurer"):
+        env.reset(options={"workload": OTHER})
+
+
+def test_observations_say_where_the_episode_stands(env):
+    observation, _ = env.reset()
+    shared, options = named(observation)
+    assert shared["operator_0"] == shared["phase_segment"] == shared["units_fraction"] == shared["may_measure"] == 1
+    assert shared["batch"] == pytest.approx(3 / 16)
+    assert len(options) == len(env.unwrapped.action_meanings())
+    np.testing.assert_array_equal(split(observation)[1][:, 1], env.unwrapped.action_masks())
+    while not named(observation)[0]["operator_1"]:
+        observation, *_ = env.step(0)
+    assert named(observation)[0]["cut_1"] == 1
+    assert named(observation)[0]["return_so_far"] < 0
+
+
+def test_the_docstring_lists_every_field_with_its_range():
+    listed = []
+    for names, low, high in re.findall(r"^ *\| (`.*`) \| (\S+) to (\S+) \|", FusionSchemeEnv.__doc__, re.MULTILINE):
+        found = re.findall(r"`(\w+)`", names)
+        if "` to `" in names:
+            stem, first = found[0].rsplit("_", 1)
+            found = [f"{stem}_{number}" for number in range(int(first), int(found[1].rsplit("_", 1)[1]) + 1)]
+        listed += [(name, float(low), float(high)) for name in found]
+    assert listed == [field[:3] for field in GLOBAL_TABLE + OPTION_TABLE]
+
+
+def test_the_docstring_has_gymnasiums_headings():
+    headings = re.findall(r"^ *## (.*)$", FusionSchemeEnv.__doc__, re.MULTILINE)
+    assert headings == [
+        "Description",
+        "Action Space",
+        "Observation Space",
+        "Rewards",
+        "Starting State",
+        "Episode End",
+        "Arguments",
+        "Version History",
+    ]
