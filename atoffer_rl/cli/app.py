@@ -1,0 +1,51 @@
+"""The `atoffer` command: which subcommands there are, and how they end."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from atoffer_rl import __version__
+from atoffer_rl.cli import explain, masks, schemes
+from atoffer_rl.cli.errors import run_guarded
+
+app = typer.Typer(
+    name="atoffer",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+app.command("schemes")(schemes.command)
+app.command("explain")(explain.command)
+app.command("masks")(masks.command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"atoffer_rl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Version.")
+    ] = False,
+) -> None:
+    """Search for the fastest way to run a sparse-attention encoder on a GPU.
+
+    Example: atoffer schemes --count --batch 16 --seq-len 256 --mask strided
+    """
+
+
+def run(arguments: Sequence[str], program: str = "atoffer") -> int:
+    """Run the command line `arguments`; the exit status."""
+    words = list(arguments) or ["--help"]
+    return run_guarded(program, lambda: app(words, prog_name=program, standalone_mode=False))
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))

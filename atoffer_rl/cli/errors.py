@@ -1,0 +1,61 @@
+"""What a user sees when something goes wrong: one line on stderr, and an exit status."""
+
+import errno
+import sys
+from collections.abc import Callable
+
+import typer
+
+from atoffer_rl.errors import AtofferError
+
+FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+# What typer raises for a wrong command line; click or typer's own copy of it defines the class.
+_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def run_guarded(program: str, job: Callable[[], object]) -> int:
+    """Run `job`; a user's mistake becomes one line on stderr.
+
+    Returns:
+        0, the status that `job` returned, 1 for a failure, 2 for a wrong command line, 130 after Ctrl-C.
+    """
+    try:
+        status = job()
+    except AtofferError as error:
+        return _complain(program, str(error), FAILURE)
+    except _ClickException as error:
+        return _complain_of_usage(program, error)
+    except BrokenPipeError:
+        return FAILURE
+    except OSError as error:
+        return _complain(program, os_error_sentence(error), FAILURE)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        return _complain(program, "interrupted; everything measured so far is kept", INTERRUPTED)
+    return status if isinstance(status, int) else 0
+
+
+def os_error_sentence(error: OSError) -> str:
+    """What the operating system refused, and what to do about it."""
+    place = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno == errno.ENOSPC:
+        return f"{place}the disk is full: free some space, or choose another folder"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{place}not allowed: choose a file or folder that you may use"
+    return f"{place}{error.strerror or error}"
+
+
+def _complain_of_usage(program: str, error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    if "\n" in text:  # A group that was given no command: the text is its help.
+        sys.stderr.write(text + "\n")
+        return USAGE
+    command = context.command_path if context is not None else program
+    return _complain(program, f"{text.rstrip('.')}: see {command} --help", USAGE)
+
+
+def _complain(program: str, text: str, status: int) -> int:
+    sys.stderr.write(f"{program}: {' '.join(text.split())}\n")
+    return status

@@ -1,0 +1,196 @@
+"""`atoffer explain`: what a scheme does, and where its time goes."""
+
+import json as json_format
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.output import print_json, print_line, print_table
+from atoffer_rl.device import H100, DeviceSpec
+from atoffer_rl.errors import NotRecorded, SchemeError
+from atoffer_rl.operators import run_operators
+from atoffer_rl.records import RecordedTable, describe, list_workloads, recorded_workloads, table_for
+from atoffer_rl.roofline import floor_us
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.workload import Workload
+
+
+@dataclass(frozen=True)
+class Row:
+    """One segment of the scheme.
+
+    Attributes:
+        run: First and last operator.
+        operators: Their names.
+        template: Who executes it.
+        parameters: With what.
+        blocks: Blocks launched, 0 where a library decides.
+        bytes: Device memory read and written.
+        flops: Floating-point operations.
+        floor_us: Roofline time.
+        latency_us: Recorded latency; None where it was not recorded, or failed.
+    """
+
+    run: tuple[int, int]
+    operators: list[str]
+    template: str
+    parameters: dict[str, int]
+    blocks: int
+    bytes: int
+    flops: int
+    floor_us: float
+    latency_us: float | None
+
+
+@workload_options
+def command(
+    *,
+    workload: Workload,
+    scheme: Annotated[
+        Path | None, typer.Option(help="JSON file with a scheme: a scheme, a search's result or a manifest.")
+    ] = None,
+    code: Annotated[int | None, typer.Option(help="Explain what this AToffer code becomes instead.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what a scheme does segment by segment; without --scheme or --code, the best recorded one.
+
+    Example: atoffer explain --batch 16 --seq-len 256 --code 41115
+    """
+    table = _recorded(workload)
+    chosen, origin = _chosen(workload, scheme, code, table)
+    device = table.device if table is not None else H100
+    rows = _rows(workload, chosen, table, device)
+    if json:
+        _print_json(workload, chosen, origin, device, rows)
+    else:
+        _print_text(workload, origin, table, device, rows)
+
+
+def _recorded(workload: Workload) -> RecordedTable | None:
+    try:
+        return table_for(workload)
+    except NotRecorded:
+        return None
+
+
+def _chosen(workload: Workload, path: Path | None, code: int | None, table: RecordedTable | None) -> tuple[Scheme, str]:
+    from atoffer_rl.kernels.registry import check_scheme
+    from atoffer_rl.table_summary import oracle
+
+    if path is not None and code is not None:
+        raise SchemeError("--scheme and --code are two schemes: give one of them")
+    if path is not None:
+        chosen, origin = read_scheme(path), f"the scheme in {path}"
+    elif code is not None:
+        from atoffer_rl.atoffer_code import AtofferProgram
+        from atoffer_rl.kernels.lowering import lower
+
+        chosen, origin = lower(AtofferProgram.from_code(code), workload), f"AToffer code {code}"
+    elif table is not None:
+        chosen, origin = oracle(table, workload)[0], "the best scheme of the recorded table"
+    else:
+        recorded = list_workloads(recorded_workloads())
+        raise NotRecorded(f"{describe(workload)} was never recorded: give --scheme or --code; recorded: {recorded}")
+    check_scheme(workload, chosen)
+    return chosen, origin
+
+
+def read_scheme(path: Path) -> Scheme:
+    """The scheme in a JSON file, by itself or under the key `scheme`.
+
+    Raises:
+        SchemeError: If the file cannot be read, or holds none.
+    """
+    try:
+        value = json_format.loads(path.read_text())
+    except OSError as error:
+        raise SchemeError(f"cannot read scheme {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise SchemeError(f"{path} is not JSON: {error}") from error
+    inner = value.get("scheme", value) if isinstance(value, dict) else value
+    return Scheme.from_json(inner)
+
+
+def _rows(workload: Workload, scheme: Scheme, table: RecordedTable | None, device: DeviceSpec) -> list[Row]:
+    trials = table.segments(workload) if table is not None else {}
+    return [
+        _row(workload, choice, device, trials[choice].latency_us if choice in trials else None)
+        for choice in scheme.choices
+    ]
+
+
+def _row(workload: Workload, choice: Choice, device: DeviceSpec, latency_us: float | None) -> Row:
+    from atoffer_rl.kernels.registry import template_named
+
+    template = template_named(choice.template)
+    work = template.work(workload, choice)
+    moved = work.bytes_read + work.bytes_written
+    return Row(
+        run=(choice.run.first, choice.run.last),
+        operators=[operator.name for operator in run_operators(choice.run)],
+        template=choice.template,
+        parameters=dict(choice.parameters),
+        blocks=template.geometry(workload, choice).blocks,
+        bytes=moved,
+        flops=work.flops,
+        floor_us=floor_us(moved, work.flops, workload.element, device),
+        latency_us=latency_us,
+    )
+
+
+def _total_us(rows: list[Row]) -> float | None:
+    latencies = [row.latency_us for row in rows if row.latency_us is not None]
+    return sum(latencies) if len(latencies) == len(rows) else None
+
+
+def _print_json(workload: Workload, scheme: Scheme, origin: str, device: DeviceSpec, rows: list[Row]) -> None:
+    summary: dict[str, Any] = {
+        "workload": workload.to_json(),
+        "origin": origin,
+        "device": device.name,
+        "scheme": scheme.to_json(),
+        "layer_floor_us": sum(row.floor_us for row in rows),
+        "layer_latency_us": _total_us(rows),
+        "segments": [asdict(row) for row in rows],
+    }
+    print_json(summary)
+
+
+def _print_text(
+    workload: Workload, origin: str, table: RecordedTable | None, device: DeviceSpec, rows: list[Row]
+) -> None:
+    print_line(f"{origin}, for {describe(workload)}, on {device.name}")
+    if table is not None:
+        print_line(f"latencies: recorded table {table.header.table}")
+    total_us = _total_us(rows)
+    print_table(
+        ["run", "template", "parameters", "blocks", "MB", "GFLOP", "floor us", "us", "share", "operators"],
+        [_cells(row, total_us) for row in rows],
+    )
+    floor = sum(row.floor_us for row in rows)
+    if total_us is None:
+        print_line(f"one layer: floor {floor:.2f} us; not every segment has a recorded latency")
+    else:
+        print_line(
+            f"one layer: {total_us:.2f} us, {total_us / floor:.2f} times the floor of {floor:.2f} us; "
+            f"{workload.layers} layers: {workload.layers * total_us:.1f} us"
+        )
+
+
+def _cells(row: Row, total_us: float | None) -> tuple[object, ...]:
+    share = f"{row.latency_us / total_us:.1%}" if row.latency_us is not None and total_us else "-"
+    return (
+        f"[{row.run[0]},{row.run[1]}]",
+        row.template,
+        " ".join(f"{name}={value}" for name, value in row.parameters.items()),
+        row.blocks or "-",
+        f"{row.bytes / 1e6:.2f}",
+        f"{row.flops / 1e9:.3f}",
+        f"{row.floor_us:.2f}",
+        "-" if row.latency_us is None else f"{row.latency_us:.2f}",
+        share,
+        " ".join(row.operators),
+    )

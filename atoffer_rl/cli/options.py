@@ -1,0 +1,61 @@
+"""Options that commands share."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from atoffer_rl.dtype import DType
+from atoffer_rl.workload import ACTIVATIONS, Workload
+
+_PANEL = "Workload"
+Result = TypeVar("Result")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def _option(name: str, text: str, kind: Any = int) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=_PANEL)]
+    default = Workload.__dataclass_fields__[name].default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+WORKLOAD_OPTIONS = (
+    _option("batch", "Sequences in a batch."),
+    _option("seq_len", "Tokens in a sequence."),
+    _option("heads", "Attention heads."),
+    _option("head_dim", "Channels of a head; the model width is heads * head-dim."),
+    _option("ffn_dim", "Channels between the two feed-forward products."),
+    _option("layers", "Encoder layers in a forward pass."),
+    _option("dtype", f"Storage format: {', '.join(dtype.value for dtype in DType)}.", str),
+    _option("mask", "Mask with its parameters, such as strided:stride=16; atoffer masks lists them.", str),
+    _option("activation", f"Activation: {', '.join(ACTIVATIONS)}.", str),
+    _option("epsilon", "Added to the variance in LayerNorm.", float),
+)
+
+
+def workload_options(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give `command`, which takes a keyword `workload: Workload`, one option for each field of a workload.
+
+    Raises:
+        WorkloadError: When the command is called with options that make no workload.
+    """
+
+    @wraps(command)
+    def with_options(**values: Any) -> Result:
+        fields = {option.name: values.pop(option.name) for option in WORKLOAD_OPTIONS}
+        return command(workload=Workload(**fields), **values)
+
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+        if name != "workload"
+    ]
+    parameters = [*own, *WORKLOAD_OPTIONS]
+    signature = inspect.Signature(parameters)
+    with_options.__signature__ = signature  # type: ignore[attr-defined]
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_options

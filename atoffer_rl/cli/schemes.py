@@ -1,0 +1,143 @@
+"""`atoffer schemes`: which runs are legal and why, how many schemes there are, what an AToffer code becomes."""
+
+from typing import Annotated, Any
+
+import typer
+
+from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.output import print_json, print_line, print_table
+from atoffer_rl.errors import SchemeError
+from atoffer_rl.operators import OPERATOR_COUNT, run_operators
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Scheme, count_partitions, count_schemes
+from atoffer_rl.workload import Workload
+
+
+@workload_options
+def command(
+    *,
+    workload: Workload,
+    count: Annotated[bool, typer.Option("--count", help="Print only how many runs, partitions and schemes.")] = False,
+    why: Annotated[
+        tuple[int, int] | None, typer.Option(help="Say why operators FIRST to LAST are legal or not.")
+    ] = None,
+    code: Annotated[int | None, typer.Option(help="Show what this AToffer code (0 to 65535) becomes.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the legal runs of a workload, and how many schemes they make.
+
+    Example: atoffer schemes --why 10 12 --dtype bfloat16
+    """
+    if why is not None:
+        _print_why(workload, why, json)
+    elif code is not None:
+        _print_code(workload, code, json)
+    else:
+        _print_space(workload, count, json)
+
+
+def _print_why(workload: Workload, ends: tuple[int, int], json: bool) -> None:
+    from atoffer_rl.kernels import registry
+
+    first, last = ends
+    if not 0 <= first <= last < OPERATOR_COUNT:
+        raise SchemeError(f"a run goes from one operator to a later one, both from 0 to {OPERATOR_COUNT - 1}")
+    run = Run(first, last)
+    sentence = registry.why(workload, run)
+    if json:
+        legal = bool(registry.legal_choices(workload, run))
+        print_json({"run": list(run), "operators": _names(run), "legal": legal, "why": sentence})
+    else:
+        print_line(f"{', '.join(_names(run))}: {sentence}")
+
+
+def _print_code(workload: Workload, code: int, json: bool) -> None:
+    from atoffer_rl.atoffer_code import AtofferProgram
+    from atoffer_rl.kernels.lowering import lower
+
+    program = AtofferProgram.from_code(code)
+    scheme = lower(program, workload)
+    if json:
+        print_json(
+            {
+                "code": code,
+                "smallest_code": program.code,
+                "handwritten": program.handwritten,
+                "runs": [list(run) for run in program.runs],
+                "scheme": scheme.to_json(),
+            }
+        )
+        return
+    kernel = ", [2,6] as the hand-written kernel" if program.handwritten else ""
+    print_line(f"code {code} asks for {' '.join(map(str, program.runs))}{kernel}")
+    if program.code != code:
+        print_line(f"the same program as code {program.code}")
+    print_line("here it becomes")
+    _print_choices(scheme)
+
+
+def _print_choices(scheme: Scheme) -> None:
+    print_table(
+        ["run", "operators", "template", "parameters"],
+        [
+            (
+                choice.run,
+                " ".join(_names(choice.run)),
+                choice.template,
+                " ".join(f"{name}={value}" for name, value in choice.parameters),
+            )
+            for choice in scheme.choices
+        ],
+    )
+
+
+def _print_space(workload: Workload, count_only: bool, json: bool) -> None:
+    space = _space(workload)
+    if json:
+        print_json({name: value for name, value in space.items() if name != "runs" or not count_only})
+        return
+    if not count_only:
+        print_table(
+            ["run", "operators", "choices", "templates"],
+            [
+                (
+                    Run(*row["run"]),
+                    " ".join(row["operators"]),
+                    sum(row["templates"].values()),
+                    ", ".join(f"{name} {number}" for name, number in row["templates"].items()),
+                )
+                for row in space["runs"]
+            ],
+        )
+        print_line()
+    print_line(f"{space['legal_runs']} legal runs with {space['choices']} choices on {space['device']}")
+    print_line(f"{space['partitions']:,} partitions")
+    print_line(f"{space['schemes']:,} schemes")
+
+
+def _space(workload: Workload) -> dict[str, Any]:
+    from atoffer_rl.device import H100
+    from atoffer_rl.kernels.registry import legal_choices, legal_runs
+
+    runs = sorted(legal_runs(workload))
+    counts = {run: len(legal_choices(workload, run)) for run in runs}
+    return {
+        "workload": workload.to_json(),
+        "device": H100.name,
+        "legal_runs": len(runs),
+        "choices": sum(counts.values()),
+        "partitions": count_partitions(frozenset(runs)),
+        "schemes": count_schemes(counts),
+        "runs": [{"run": list(run), "operators": _names(run), "templates": _templates(workload, run)} for run in runs],
+    }
+
+
+def _templates(workload: Workload, run: Run) -> dict[str, int]:
+    from atoffer_rl.kernels.registry import legal_choices
+
+    names = [choice.template for choice in legal_choices(workload, run)]
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+def _names(run: Run) -> list[str]:
+    return [operator.name for operator in run_operators(run)]
