@@ -169,11 +169,11 @@ class Progress:
         unfused_us = self.ledger.unfused_us
         least = np.minimum.reduceat(self._open_log_us[span], starts)
         hopeful = np.minimum.reduceat(self._open_hopeful[span], starts)
-        slack_us = np.maximum(slack_us, 1e-9)
         fields[0] = least - self._log_floor[rows]
         fields[1] = np.maximum.reduceat(self._open_spread[span], starts)
         fields[2] = (slack_us - np.exp(least)) / unfused_us
         fields[3] = (slack_us - np.exp(hopeful)) / unfused_us
+        slack_us = np.maximum(slack_us, 1e-9)
         depth = (np.log(slack_us).repeat(decision.sizes) - self._model.log_us[span]) / self._logistic_scale[span]
         chance = np.log1p(np.exp(np.minimum(depth, 30.0))) * self._open_spread[span]
         fields[6] = np.maximum.reduceat(chance, starts) * slack_us / (LOGISTIC_SLOPE * unfused_us)

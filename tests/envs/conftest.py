@@ -1,11 +1,11 @@
 """A recorded workload to build schemes for, and ways to walk through its environment."""
 
 import pytest
-from tests.synthetic import synthetic_table
 
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.workload import Workload
+from tests.synthetic import synthetic_table
 
 WORKLOAD = Workload(batch=8, seq_len=128)
 OTHER = Workload(batch=1, seq_len=128, mask="fixed")

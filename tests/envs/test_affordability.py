@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.envs.walks import random_pick, walk
 
 from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
 from atoffer_rl.trial import SegmentRequest
+from tests.envs.walks import random_pick, walk
 
 PATIENT = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

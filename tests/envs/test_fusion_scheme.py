@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
-from tests.envs.conftest import OTHER, WORKLOAD
-from tests.envs.walks import random_pick, walk
 
 from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN, LEAST_RETURN, FusionSchemeEnv
 from atoffer_rl.envs.observation import GLOBAL_TABLE, OPTION_TABLE, named, split
 from atoffer_rl.errors import WorkloadError
 from atoffer_rl.kernels.registry import check_scheme
+from tests.envs.conftest import OTHER, WORKLOAD
+from tests.envs.walks import random_pick, walk
 
 ENVIRONMENT = "atoffer/FusionScheme-v0"
 

@@ -1,0 +1,35 @@
+import pytest
+
+from atoffer_rl.device import H100
+from atoffer_rl.dtype import DType
+from atoffer_rl.roofline import floor_us, run_bytes, run_floor_us, run_flops
+from atoffer_rl.run import Run
+from atoffer_rl.workload import Workload
+
+SMALL = Workload(batch=2, seq_len=6, heads=3, head_dim=4, ffn_dim=20, mask="causal")
+ROWS, WIDTH = 12, 12
+
+
+def test_a_product_moves_its_operands_and_its_result():
+    assert run_bytes(SMALL, Run(10, 10)) == 2 * (ROWS * WIDTH + WIDTH * 20 + ROWS * 20)
+    assert run_flops(SMALL, Run(10, 10)) == 2 * ROWS * WIDTH * 20
+
+
+def test_fused_intermediates_are_not_moved():
+    assert run_bytes(SMALL, Run(10, 11)) == run_bytes(SMALL, Run(10, 10)) + 2 * 20
+    parts = sum(run_bytes(SMALL, Run(op, op)) for op in range(2, 7))
+    scores_moved = 2 * 3 * 36 * (4 + 4 + 4 + 4 + 2 + 2)
+    assert parts - run_bytes(SMALL, Run(2, 6)) >= scores_moved
+
+
+def test_only_runs_with_the_mask_skip_what_it_drops():
+    pairs, kept = 2 * 3 * 36, 2 * 3 * 21
+    assert run_flops(SMALL, Run(2, 2)) == 2 * pairs * 4
+    assert run_flops(SMALL, Run(2, 6)) == 2 * 2 * kept * 4
+
+
+def test_the_floor_is_the_longer_of_memory_and_arithmetic():
+    assert floor_us(3e6, 0, DType.FLOAT16, H100) == pytest.approx(1.0)
+    assert floor_us(3e6, 7.9e9, DType.FLOAT16, H100) == pytest.approx(10.0)
+    assert floor_us(3e6, 6e8, DType.FLOAT32, H100) == pytest.approx(10.0)
+    assert run_floor_us(SMALL, Run(14, 14), H100) == run_bytes(SMALL, Run(14, 14)) / 3e6

@@ -1,0 +1,94 @@
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+
+from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN
+from atoffer_rl.envs.observation import named
+from atoffer_rl.envs.search_episode import Search, SearchEpisode
+from atoffer_rl.kernels.ledger import Ledger
+from tests.envs.conftest import OTHER, WORKLOAD
+from tests.envs.walks import random_pick, walk
+
+ORACLE_US = 77.0
+
+
+@pytest.fixture
+def searches(measurer):
+    return [Search(partial(Ledger, workload, measurer), ORACLE_US) for workload in (WORKLOAD, OTHER)]
+
+
+@pytest.fixture
+def env(searches):
+    return SearchEpisode(gymnasium.make("atoffer/FusionScheme-v0", ledger=searches[0].open(0)), searches, (2, 24))
+
+
+def test_the_return_is_what_the_search_gained_by_the_scheme_it_settled_on(env):
+    for seed in range(6):
+        episode = walk(env, random_pick(seed), seed=seed)
+        ledger, settled_us = env.ledger, episode.infos[-1]["latency_us"]
+        gained = (ledger.unfused_us - min(settled_us, ledger.unfused_us)) / ORACLE_US
+        assert sum(episode.rewards) == pytest.approx(gained, abs=1e-9)
+        assert ledger.reserved == 0
+        assert all(env.observation_space.contains(item) for item in episode.observations)
+
+
+def test_the_budget_is_spent_and_then_nothing_new_is_measured(env):
+    episode = walk(env, random_pick(), seed=1, options={"units": 12})
+    assert env.ledger.units_spent == 12
+    built = [place for place, info in enumerate(episode.infos) if "recommended_us" in info]
+    after = [named(item)[0]["units_left"] for item in episode.observations[built[-2] + 1 :]]
+    assert set(after) == {0.0}
+
+
+def test_without_settling_it_ends_with_the_budget(searches):
+    env = SearchEpisode(
+        gymnasium.make("atoffer/FusionScheme-v0", ledger=searches[0].open(0)), searches, (5, 5), settle=False
+    )
+    episode = walk(env, random_pick(), seed=0)
+    assert env.ledger.units_spent == 5
+    best_us = env.ledger.graph.best_us
+    assert sum(episode.rewards) == pytest.approx((env.ledger.unfused_us - best_us) / ORACLE_US)
+
+
+def test_a_search_that_stops_measuring_is_cut_short(env):
+    def known_only(legal):
+        options = named(env.unwrapped._observe())[1]
+        known = [action for action in legal if options[action]["known"]]
+        return known[0]
+
+    episode = walk(env, known_only, options={"units": 3})
+    assert sum("recommended_us" in info for info in episode.infos) <= 3 + 4 + 1
+    assert env.ledger.spent
+
+
+def test_without_a_budget_it_settles_at_once(env):
+    episode = walk(env, random_pick(), options={"units": 0})
+    assert sum(episode.rewards) == 0.0
+    assert episode.infos[-1]["scheme"] == env.ledger.unfused_scheme
+
+
+def test_draws_depend_on_the_seed_alone(env):
+    def drawn(seed):
+        env.reset(seed=seed)
+        return [(env.ledger.workload, env.ledger.units, env.reset()) and env.ledger.units for _ in range(6)]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    assert all(2 <= units <= 24 for units in drawn(5))
+
+
+def test_an_illegal_action_ends_the_search(env):
+    env.reset(seed=0)
+    illegal = int(np.flatnonzero(~env.action_masks())[-1])
+    _, reward, over, _, _ = env.step(illegal)
+    assert (reward, over) == (FAILURE_RETURN, True)
+
+
+def test_without_an_oracle_improvements_are_relative(searches):
+    unknown = [search._replace(oracle_us=None) for search in searches]
+    env = SearchEpisode(gymnasium.make("atoffer/FusionScheme-v0", ledger=searches[0].open(0)), unknown, (4, 4))
+    episode = walk(env, random_pick(), seed=0)
+    assert all(np.isfinite(episode.rewards))
+    assert max(episode.rewards) <= 1.0
