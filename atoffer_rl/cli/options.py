@@ -10,7 +10,6 @@ import typer
 from atoffer_rl.dtype import DType
 from atoffer_rl.workload import ACTIVATIONS, Workload
 
-_PANEL = "Workload"
 Result = TypeVar("Result")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -18,7 +17,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for progra
 
 def _option(name: str, text: str, kind: Any = int) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
-    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=_PANEL)]
+    annotation = Annotated[kind, typer.Option(flag, help=text)]
     default = Workload.__dataclass_fields__[name].default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

@@ -1,0 +1,66 @@
+"""The frame: help, version, options."""
+
+import inspect
+from typing import Annotated, get_args, get_origin
+
+import pytest
+import typer
+
+from atoffer_rl import __version__
+from atoffer_rl.cli.app import app, run
+from atoffer_rl.cli.options import WORKLOAD_OPTIONS, workload_options
+from atoffer_rl.workload import Workload
+
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_bare_help_lists_every_command(atoffer):
+    outcome = atoffer()
+    assert outcome.status == 0
+    for name in COMMANDS:
+        assert f"\n  {name}" in outcome.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(atoffer, name):
+    outcome = atoffer(name, "--help")
+    assert outcome.status == 0
+    assert "Example: atoffer " in " ".join(outcome.out.split())
+
+
+def test_version(atoffer):
+    assert atoffer("--version").out == f"atoffer_rl {__version__}\n"
+
+
+def test_a_workload_option_for_every_field():
+    assert [option.name for option in WORKLOAD_OPTIONS] == list(Workload.__dataclass_fields__)
+    assert Workload(**{option.name: option.default for option in WORKLOAD_OPTIONS}) == Workload()
+    for option in WORKLOAD_OPTIONS:
+        assert get_origin(option.annotation) is Annotated
+        assert isinstance(option.default, get_args(option.annotation)[0])
+
+
+def test_workload_options_build_the_workload():
+    seen = []
+
+    @workload_options
+    def command(*, workload: Workload, budget: int = 3) -> None:
+        """Do it."""
+        seen.append((workload, budget))
+
+    assert next(iter(inspect.signature(command).parameters)) == "budget"
+    own = typer.Typer()
+    own.command()(command)
+    own(["--batch", "2", "--seq-len", "100", "--mask", "fixed", "--budget", "5"], standalone_mode=False)
+    assert seen == [(Workload(batch=2, seq_len=100, mask="fixed"), 5)]
+    assert seen[0][0].mask == "fixed:block=10"
+
+
+def test_ctrl_c_is_status_130(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("atoffer_rl.masks.parse_mask", interrupt)
+    monkeypatch.setattr("atoffer_rl.cli.masks.parse_mask", interrupt)
+    assert run(["masks", "dense"]) == 130
+    assert capsys.readouterr().err == "atoffer: interrupted; everything measured so far is kept\n"

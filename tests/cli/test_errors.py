@@ -1,0 +1,92 @@
+"""A user's mistake is one line and a status, whatever raised it."""
+
+import errno
+
+import pytest
+import typer
+
+from atoffer_rl.cli.errors import run_guarded
+from atoffer_rl.errors import AtofferError, BudgetSpent, MaskError
+
+
+def raising(error):
+    def job():
+        raise error
+
+    return job
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (MaskError("unknown mask"), 1, "x: unknown mask\n"),
+        (BudgetSpent("nothing\n  left"), 1, "x: nothing left\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "logs/a"), 1, "x: logs/a: the disk is full"),
+        (PermissionError(errno.EACCES, "Permission denied", "logs"), 1, "x: logs: not allowed: choose a file"),
+        (OSError(errno.EROFS, "Read-only file system", "out"), 1, "x: out: not allowed"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a.json"), 1, "x: a.json: No such file"),
+        (OSError("library is missing"), 1, "x: library is missing\n"),
+        (typer.BadParameter("not a number"), 2, "x: Invalid value: not a number: see x --help\n"),
+        (KeyboardInterrupt(), 130, "x: interrupted; everything measured so far is kept\n"),
+        (BrokenPipeError(), 1, ""),
+    ],
+)
+def test_one_line_and_a_status(capsys, error, status, line):
+    assert run_guarded("x", raising(error)) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(line)
+    assert captured.err.count("\n") <= 1
+
+
+def test_every_error_of_the_package_is_covered(capsys):
+    kinds = [AtofferError]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        assert run_guarded("x", raising(kind("told"))) == 1
+        assert capsys.readouterr().err == "x: told\n"
+
+
+@pytest.mark.parametrize(("value", "status"), [(None, 0), (0, 0), (3, 3), ("text", 0)])
+def test_a_command_may_return_its_status(value, status):
+    assert run_guarded("x", lambda: value) == status
+
+
+def test_a_fault_of_ours_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        run_guarded("x", lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nope"], "No such command 'nope': see atoffer --help"),
+        (["schemes", "--colour"], "No such option: --colour"),
+        (["schemes", "--batch", "many"], "Invalid value for '--batch'"),
+        (["masks", "strided", "--seq-len", "0"], "Invalid value for '--seq-len'"),
+    ],
+)
+def test_a_wrong_command_line_is_status_2(atoffer, words, says):
+    outcome = atoffer(*words)
+    assert outcome.status == 2
+    assert says in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--batch", "0"], "batch must be a positive whole number"),
+        (["--dtype", "int8"], "dtype must be one of"),
+        (["--mask", "ring"], "unknown mask 'ring'"),
+        (["--mask", "file:gone.npy"], "cannot read mask file"),
+        (["--activation", "swish"], "activation must be one of"),
+        (["--epsilon", "2"], "epsilon must be a number"),
+        (["--batch", "100000", "--seq-len", "4096"], "reduce batch or seq_len"),
+    ],
+)
+@pytest.mark.parametrize("command", ["schemes", "explain"])
+def test_a_wrong_workload_is_status_1(atoffer, command, words, says):
+    outcome = atoffer(command, *words)
+    assert outcome.status == 1
+    assert says in outcome.err

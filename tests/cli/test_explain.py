@@ -1,0 +1,64 @@
+"""`atoffer explain`."""
+
+import json
+
+import pytest
+
+from atoffer_rl.atoffer_code import AtofferProgram
+from atoffer_rl.kernels.lowering import lower
+from atoffer_rl.workload import Workload
+
+NEVER_RECORDED = ["--batch", "3", "--seq-len", "48"]
+
+
+def test_a_code(atoffer):
+    answer = json.loads(atoffer("explain", "--code", 41115, *NEVER_RECORDED, "--json").out)
+    assert [tuple(row["run"]) for row in answer["segments"]][2] == (2, 6)
+    assert answer["layer_latency_us"] is None
+    for row in answer["segments"]:
+        assert row["bytes"] > 0
+        assert row["floor_us"] > 0
+    assert answer["layer_floor_us"] == pytest.approx(sum(row["floor_us"] for row in answer["segments"]))
+    text = atoffer("explain", "--code", 41115, *NEVER_RECORDED).out
+    assert "AToffer code 41115, for B 3, S 48" in text
+    assert "not every segment has a recorded latency" in text
+
+
+def test_a_file(atoffer, tmp_path):
+    path = tmp_path / "scheme.json"
+    scheme = lower(AtofferProgram.from_code(0), Workload(batch=3, seq_len=48))
+    for value in (scheme.to_json(), {"scheme": scheme.to_json(), "latency_us": 3}):
+        path.write_text(json.dumps(value))
+        answer = json.loads(atoffer("explain", "--scheme", path, *NEVER_RECORDED, "--json").out)
+        assert answer["scheme"] == scheme.to_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "a scheme is a JSON object"),
+        ('{"segments": []}', "stops before 0"),
+        ('{"segments": [{"run": [0, 14], "template": "magic", "parameters": {}}]}', "is not legal for this workload"),
+    ],
+)
+def test_a_bad_file(atoffer, tmp_path, text, says):
+    path = tmp_path / "scheme.json"
+    path.write_text(text)
+    outcome = atoffer("explain", "--scheme", path)
+    assert outcome.status == 1
+    assert says in outcome.err
+
+
+def test_a_scheme_of_another_workload(atoffer, tmp_path):
+    path = tmp_path / "scheme.json"
+    path.write_text(json.dumps(lower(AtofferProgram.from_code(41115), Workload()).to_json()))
+    outcome = atoffer("explain", "--scheme", path, "--dtype", "float32")
+    assert outcome.status == 1
+    assert "is not legal for this workload" in outcome.err
+
+
+def test_nothing_to_explain(atoffer, tmp_path):
+    assert "give --scheme or --code" in atoffer("explain", *NEVER_RECORDED).err
+    assert "cannot read scheme" in atoffer("explain", "--scheme", tmp_path / "gone.json").err
+    assert "two schemes" in atoffer("explain", "--scheme", tmp_path / "gone.json", "--code", 3).err

@@ -1,0 +1,54 @@
+"""`atoffer schemes`."""
+
+import json
+
+import pytest
+
+from atoffer_rl.scheme import Scheme
+
+
+def test_the_space_is_a_real_decision(atoffer):
+    space = json.loads(atoffer("schemes", "--count", "--json").out)
+    assert space["legal_runs"] >= 40
+    assert space["partitions"] >= 1_900
+    assert space["schemes"] > 10**12
+    assert "runs" not in space
+    assert f"{space['partitions']:,} partitions" in atoffer("schemes", "--count").out
+
+
+def test_the_list_names_runs_and_templates(atoffer):
+    space = json.loads(atoffer("schemes", "--json").out)
+    runs = {tuple(row["run"]): row for row in space["runs"]}
+    assert len(runs) == space["legal_runs"]
+    assert runs[2, 6]["operators"] == ["qk_gemm", "mask", "softmax", "pv_gemm", "merge_heads"]
+    assert {"rowwise", "tile"} <= set(runs[2, 6]["templates"])
+    assert sum(sum(row["templates"].values()) for row in runs.values()) == space["choices"]
+    assert all(number <= 64 for row in runs.values() for number in row["templates"].values())
+    assert "qk_gemm mask softmax pv_gemm merge_heads" in atoffer("schemes").out
+
+
+def test_why(atoffer):
+    assert "[10,12] is not legal" in atoffer("schemes", "--why", 10, 12).out
+    assert "[10,11] is legal" in atoffer("schemes", "--why", 10, 11).out
+    answer = json.loads(atoffer("schemes", "--why", 2, 6, "--json").out)
+    assert answer["legal"]
+    assert answer["run"] == [2, 6]
+    tile_in_float32 = atoffer("schemes", "--why", 2, 6, "--dtype", "float32")
+    assert "tile" not in tile_in_float32.out
+
+
+@pytest.mark.parametrize("ends", [(3, 2), (-1, 4), (3, 15)])
+def test_why_takes_a_run(atoffer, ends):
+    outcome = atoffer("schemes", "--why", *ends)
+    assert outcome.status
+    assert outcome.err
+
+
+def test_code(atoffer):
+    answer = json.loads(atoffer("schemes", "--code", 41115, "--json").out)
+    assert answer["handwritten"]
+    assert [2, 6] in answer["runs"]
+    assert Scheme.from_json(answer["scheme"]).choices[2].template == "tile"
+    text = atoffer("schemes", "--code", 54613).out
+    assert "the same program as code 10922" in text
+    assert atoffer("schemes", "--code", 65536).status == 1

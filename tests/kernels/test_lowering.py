@@ -1,0 +1,85 @@
+"""Every AToffer program lowers to a legal scheme, split as the rule says."""
+
+from functools import cache
+
+import pytest
+
+from atoffer_rl.atoffer_code import AtofferProgram, all_programs
+from atoffer_rl.kernels.lowering import lower
+from atoffer_rl.kernels.registry import check_scheme, legal_runs, unfused
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Scheme
+from atoffer_rl.workload import Workload
+
+SMALL = {"batch": 2, "seq_len": 64, "heads": 2, "ffn_dim": 256}
+WORKLOADS = {dtype: Workload(dtype=dtype, mask="fixed", **SMALL) for dtype in ("float16", "bfloat16", "float32")}
+
+
+def every_split(run, legal):
+    """All ways to cut `run` into legal runs, by trying them."""
+    if run.last < run.first:
+        return [()]
+    heads = [Run(run.first, last) for last in range(run.first, run.last + 1) if Run(run.first, last) in legal]
+    return [(head, *rest) for head in heads for rest in every_split(Run(head.last + 1, run.last), legal)]
+
+
+@pytest.mark.parametrize("dtype", WORKLOADS)
+def test_every_program_lowers_to_a_legal_scheme(dtype):
+    workload = WORKLOADS[dtype]
+    choices = set()
+    for program in all_programs():
+        scheme = lower(program, workload)
+        cuts = {run.first for run in program.runs}
+        assert cuts <= {choice.run.first for choice in scheme.choices}
+        choices.update(scheme.choices)
+    assert {choice.template for choice in choices} == {"gemm", "chain", "rowwise"} | (
+        {"tile"} if dtype != "float32" else set()
+    )
+    for choice in choices:
+        check_scheme(workload, completed(workload, choice))
+
+
+def completed(workload, choice):
+    """A scheme that contains `choice`."""
+    rest = [other for other in unfused(workload).choices if other.run.first not in choice.run]
+    return Scheme(tuple(sorted([*rest, choice], key=lambda other: other.run)))
+
+
+def test_a_run_is_split_into_the_fewest_the_longest_first():
+    workload = WORKLOADS["float16"]
+    legal = legal_runs(workload)
+
+    @cache
+    def expected(run):
+        splits = every_split(run, legal)
+        fewest = min(map(len, splits))
+        return max((split for split in splits if len(split) == fewest), key=lambda split: [part.last for part in split])
+
+    for first in range(15):
+        for last in range(first, 15):
+            runs = [Run(operator, operator) for operator in range(15) if not first <= operator <= last]
+            program = AtofferProgram(tuple(sorted([*runs, Run(first, last)])))
+            lowered = [run for run in lower(program, workload).runs if first <= run.first <= last]
+            assert tuple(lowered) == expected(Run(first, last))
+
+
+def test_the_flag_picks_the_attention_template():
+    fused = AtofferProgram.from_code(41115)
+    plain = AtofferProgram(fused.runs)
+
+    def template(program, dtype):
+        return next(c.template for c in lower(program, WORKLOADS[dtype]).choices if c.run == Run(2, 6))
+
+    assert [template(fused, dtype) for dtype in WORKLOADS] == ["tile", "tile", "rowwise"]
+    assert [template(plain, dtype) for dtype in WORKLOADS] == ["rowwise", "rowwise", "rowwise"]
+
+
+def test_the_unfused_code_is_the_unfused_scheme():
+    workload = WORKLOADS["float16"]
+    assert lower(AtofferProgram.from_code(10922), workload).runs == unfused(workload).runs
+
+
+def test_a_library_is_never_asked():
+    for code in (0, 10922, 41115, 65535):
+        choices = lower(AtofferProgram.from_code(code), WORKLOADS["float32"]).choices
+        assert "cublaslt" not in {choice.template for choice in choices}
