@@ -157,6 +157,8 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
     | `estimated` | 0 to 1 | flag: gain is an estimate |
     | `improvement` | 0 to 1 | ln (1 + 1000 * expected improvement of the best known scheme / unfused) / 7 |
     | `improvement_share` | 0 to 1 | that expected improvement over the decision's largest |
+    | `onward` | 0 to 1 | as improvement, the largest of any segment that may follow the option's run |
+    | `prospect_share` | 0 to 1 | larger of the option's own and onward improvement, over the decision's largest |
 
     ## Rewards
 

@@ -119,6 +119,8 @@ OPTION_TABLE: tuple[Field, ...] = (
     Field("estimated", 0, 1, "flag: gain is an estimate"),
     Field("improvement", 0, 1, "ln (1 + 1000 * expected improvement of the best known scheme / unfused) / 7"),
     Field("improvement_share", 0, 1, "that expected improvement over the decision's largest"),
+    Field("onward", 0, 1, "as improvement, the largest of any segment that may follow the option's run"),
+    Field("prospect_share", 0, 1, "larger of the option's own and onward improvement, over the decision's largest"),
 )
 
 GLOBAL_FIELDS: tuple[str, ...] = tuple(field.name for field in GLOBAL_TABLE)

@@ -67,6 +67,9 @@ class Progress:
         self._log_floor, self._log_unfused = np.log(floor), log(ledger.unfused_us)
         self._unfused_over_floor = log(ledger.unfused_us / layer_floor_us(self.static))
         self._fresh = np.full(options, -1)
+        self._first = np.array([choice.run.first for choice in self.tree.choices])
+        self._end = np.array([choice.run.last + 1 for choice in self.tree.choices])
+        self._segment_starts = np.array([decision.span.start for decision in self.tree.segments])
         self.sync()
 
     def sync(self) -> None:
@@ -84,6 +87,7 @@ class Progress:
         self._open_spread: Float = spread * ~self.measured
         self._open_log_us: Float = self._model.log_us + FAR * self.measured
         self._open_hopeful: Float = self._open_log_us - spread
+        self._onward: Float = self._largest_onward()
         count = len(trials)
         self.knowledge = np.array(
             [
@@ -95,6 +99,16 @@ class Progress:
             ],
             np.float32,
         )
+
+    def _largest_onward(self) -> Float:
+        """For each cut position, the largest expected improvement of any segment that begins there or later."""
+        slack_us = np.maximum(self.ledger.graph.best_us - self.prefix_us[self._first] - self.suffix_us[self._end], 1e-9)
+        depth = (np.log(slack_us) - self._model.log_us) / self._logistic_scale
+        chance = np.log1p(np.exp(np.minimum(depth, 30.0))) * self._open_spread
+        improvement = chance * slack_us / (LOGISTIC_SLOPE * self.ledger.unfused_us)
+        largest = np.append(np.maximum.reduceat(improvement, self._segment_starts), 0.0)
+        onward: Float = np.maximum.accumulate(largest[::-1])[::-1]
+        return onward
 
     def _take_in(self, trial: Trial) -> None:
         assert trial.choice is not None
@@ -154,6 +168,10 @@ class Progress:
         fields[14] = ~known
         most = fields[15].max()
         fields[16] = fields[15] / most if most > 0 else 0.0
+        prospects = np.maximum(fields[15], self._onward[self._ends[rows]])
+        most = prospects.max()
+        fields[18] = prospects / most if most > 0 else 0.0
+        fields[17] = np.log1p(1000 * self._onward[self._ends[rows]]) / 7
         fields[15] = np.log1p(1000 * fields[15]) / 7
         np.minimum(np.maximum(fields, FIELDS_LOW, out=fields), FIELDS_HIGH, out=fields)
         self._table[rows, FIRST_MEASURED:] = fields.T
