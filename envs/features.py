@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from atoffer_rl.device import H100, DeviceSpec
 from atoffer_rl.dtype import DType
-from atoffer_rl.envs.decisions import Decision, DecisionTree, Phase, decision_tree
+from atoffer_rl.envs.decisions import Decision, DecisionTree, Index, Phase, decision_tree
 from atoffer_rl.envs.observation import (
     CODE_SIZE,
     GLOBAL_FIELDS,
@@ -25,6 +25,7 @@ from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.mask_structure import mask_structure
 from atoffer_rl.operators import OPERATOR_COUNT, Kind, reads_mask, run_operators
 from atoffer_rl.roofline import arithmetic_us, memory_us
+from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import ACTIVATIONS, Workload
 
@@ -68,6 +69,11 @@ class StaticFeatures(NamedTuple):
         contexts: For each decision, by its row, the fields of `CONTEXT`.
         options: (options of all decisions, option fields) with all but what depends on latencies.
         floor_us: (options,) least roofline of each option's completions.
+        firsts: (options,) cut position where the option's run begins.
+        ends: (options,) cut position where it ends.
+        choice_firsts: (choices,) the same of choices.
+        choice_ends: (choices,) the same of choices.
+        segment_starts: (operators,) number of the first choice that begins at each operator.
     """
 
     tree: DecisionTree
@@ -76,6 +82,11 @@ class StaticFeatures(NamedTuple):
     contexts: dict[int, Vector]
     options: Vector
     floor_us: Float
+    firsts: Index
+    ends: Index
+    choice_firsts: Index
+    choice_ends: Index
+    segment_starts: Index
 
 
 @lru_cache(maxsize=64)
@@ -85,7 +96,27 @@ def static_features(workload: Workload, device: DeviceSpec = H100) -> StaticFeat
     facts = _choice_facts(tree)
     contexts = {decision.row: _context(decision) for decision in tree.decisions}
     options, floor_us = _options(tree, facts)
-    return StaticFeatures(tree, facts, _shared(workload, device), contexts, options, floor_us)
+    firsts, ends = _cuts([option.run for option in tree.options])
+    choice_firsts, choice_ends = _cuts([choice.run for choice in tree.choices])
+    segment_starts = np.array([decision.span.start for decision in tree.segments])
+    return StaticFeatures(
+        tree,
+        facts,
+        _shared(workload, device),
+        contexts,
+        options,
+        floor_us,
+        firsts,
+        ends,
+        choice_firsts,
+        choice_ends,
+        segment_starts,
+    )
+
+
+def _cuts(runs: list[Run]) -> tuple[Index, Index]:
+    """Where runs begin and end, as cut positions."""
+    return np.array([run.first for run in runs], np.intp), np.array([run.last + 1 for run in runs], np.intp)
 
 
 def _choice_facts(tree: DecisionTree) -> ChoiceFacts:

@@ -143,18 +143,18 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
     | `measured` | 0 to 1 | share of its completions measured |
     | `measured_log2` | 0 to 2 | log2 (1 + completions measured) / 8 |
     | `failed` | 0 to 1 | failed completions over those measured |
+    | `open` | 0 to 1 | flag: a completion is not measured yet; predictions are over those, 0 if there is none |
     | `known` | 0 to 1 | flag: a completion was measured and is right |
     | `known_over_unfused` | -8 to 8 | ln (best measured completion / unfused), 0 if none |
     | `known_over_floor` | -8 to 8 | ln (best measured completion / its roofline), 0 if none |
+    | `estimated` | 0 to 1 | flag: gain is an estimate, as none is known |
     | `known_gain` | -4 to 0 | best known scheme minus the best through this option, over unfused; -1 if none |
     | `known_gap` | 0 to 4 | known_gain of the decision's best option minus its own; 1 if none is known |
-    | `open` | 0 to 1 | flag: a completion is not measured yet; estimates are over those, and 0 if there is none |
     | `predicted_over_floor` | -8 to 8 | cost model: ln (least predicted latency / roofline) |
     | `predicted_spread` | 0 to 8 | cost model: largest standard deviation of ln (latency) |
     | `predicted_gain` | -4 to 1 | as known_gain, at the least predicted latency |
     | `hopeful_gain` | -4 to 1 | as known_gain, at the least latency one standard deviation below its prediction |
     | `gain` | -4 to 1 | known_gain where known, else predicted_gain |
-    | `estimated` | 0 to 1 | flag: gain is an estimate |
     | `improvement` | 0 to 1 | ln (1 + 1000 * expected improvement of the best known scheme / unfused) / 7 |
     | `improvement_share` | 0 to 1 | that expected improvement over the decision's largest |
     | `onward` | 0 to 1 | as improvement, the largest of any segment that may follow the option's run |

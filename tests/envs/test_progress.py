@@ -91,6 +91,18 @@ def test_estimates_are_over_the_completions_that_are_not_measured(progress):
             assert gains[place] == pytest.approx(max(expected, -4.0), abs=1e-5)
 
 
+def test_improvements_onward_are_the_largest_of_what_may_follow(progress):
+    largest = [column(progress, decision, "improvement").max() for decision in progress.tree.segments] + [0.0]
+    for decision in progress.tree.segments:
+        own, onward = (column(progress, decision, name) for name in ("improvement", "onward"))
+        expected = [max(largest[option.run.last + 1 :]) for option in decision.options]
+        np.testing.assert_allclose(onward, expected, atol=1e-6)
+        prospects = np.expm1(7 * np.maximum(own, onward))
+        shares = column(progress, decision, "prospect_share")
+        if prospects.max() > 0:
+            np.testing.assert_allclose(shares, prospects / prospects.max(), atol=1e-4)
+
+
 def test_the_cost_model_is_the_exact_posterior():
     """Against Gaussian process regression with the covariance that the effects imply."""
     made = design(WORKLOAD)
