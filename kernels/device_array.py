@@ -36,3 +36,17 @@ def upload(values: PlanArray) -> DeviceArray:
     if found is None:
         found = _uploaded[key] = DeviceArray(np.ascontiguousarray(values))
     return found
+
+
+class DeviceBytes:
+    """Uninitialised memory on the current device, for as long as someone holds it.
+
+    Args:
+        size: Bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        import cupy
+
+        self._array = cupy.empty(size, cupy.uint8)
+        self.pointer = int(self._array.data.ptr)

@@ -5,11 +5,8 @@ import ctypes
 import pytest
 import torch
 
-from atoffer_rl.kernels.reference import TORCH_DTYPES, run_reference
 from atoffer_rl.kernels.verify import compare, verify_launchable
-from atoffer_rl.operators import run_activations, run_results, run_weights
 from atoffer_rl.run import Run
-from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
 CPU = torch.device("cpu")
@@ -17,32 +14,9 @@ SMALL = Workload(batch=2, seq_len=20, heads=2, head_dim=32, ffn_dim=48, layers=1
 ATTENTION, SCORES, DENSE, TWO_RESULTS = Run(2, 6), Run(2, 3), Run(12, 13), Run(8, 10)
 
 
-def at(pointer, tensor):
-    """The tensor that lies at `pointer`."""
-    raw = (ctypes.c_uint8 * tensor.size_bytes).from_address(pointer)
-    return torch.frombuffer(raw, dtype=TORCH_DTYPES[tensor.dtype]).view(tensor.shape)
-
-
-class Honest:
-    """Writes the truth, rounded, then lets `spoil` (tensors by name, pointers by name) touch it."""
-
-    def __init__(self, run, spoil=lambda tensors, pointers: None):
-        self.run = run
-        self.spoil = spoil
-
-    def launch(self, pointers, stream):
-        assert stream == 0
-        stored = layer_tensors(SMALL)
-        names = (*run_activations(self.run), *run_weights(self.run), *run_results(self.run))
-        tensors = {name: at(pointers[name], stored[name]) for name in names}
-        for name, value in run_reference(SMALL, self.run, tensors).items():
-            tensors[name].copy_(value)
-        self.spoil(tensors, pointers)
-
-
 @pytest.mark.parametrize("run", [ATTENTION, SCORES, DENSE, TWO_RESULTS])
-def test_the_truth_passes(run):
-    verdict = verify_launchable(SMALL, run, Honest(run), device=CPU)
+def test_the_truth_passes(run, honest):
+    verdict = verify_launchable(SMALL, run, honest(SMALL, run), device=CPU)
     assert verdict.passed, verdict.reason
     assert 0 < verdict.max_error <= verdict.error_budget
 
@@ -92,8 +66,8 @@ def overwrite_residual(tensors, pointers):
         (DENSE, overwrite_residual, "over its inputs"),
     ],
 )
-def test_every_spoiled_result_fails(run, spoil, reason):
-    verdict = verify_launchable(SMALL, run, Honest(run, spoil), device=CPU)
+def test_every_spoiled_result_fails(run, spoil, reason, honest):
+    verdict = verify_launchable(SMALL, run, honest(SMALL, run, spoil), device=CPU)
     assert not verdict.passed
     assert reason in verdict.reason
 

@@ -1,0 +1,92 @@
+"""Whole forwards: where tensors lie, on the CPU with true segments; random schemes on a GPU."""
+
+import random
+
+import pytest
+import torch
+
+from atoffer_rl.errors import SchemeError
+from atoffer_rl.kernels.encoder import CompiledEncoder, addresses, compile_encoder
+from atoffer_rl.kernels.reference import Inputs, Precision, draw_inputs, draw_weights, encoder_reference
+from atoffer_rl.kernels.registry import legal_choices, legal_runs
+from atoffer_rl.kernels.verify import compare
+from atoffer_rl.liveness import plan_buffers
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme, partitions
+
+
+class HostArena:
+    """Host memory full of NaN."""
+
+    def __init__(self, size):
+        self.memory = torch.full((size + 256,), 0xFF, dtype=torch.uint8)
+        self.pointer = -(-self.memory.data_ptr() // 256) * 256
+
+
+def scheme_of(runs):
+    return Scheme(tuple(Choice(run, "honest") for run in runs))
+
+
+UNFUSED = tuple(Run(i, i) for i in range(15))
+WHOLE = (Run(0, 14),)
+MIXED = (Run(0, 1), Run(2, 3), Run(4, 6), Run(7, 8), Run(9, 11), Run(12, 13), Run(14, 14))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4])
+@pytest.mark.parametrize("runs", [UNFUSED, WHOLE, MIXED])
+def test_layers_follow_each_other_in_one_arena(runs, layers, honest, small_workload):
+    workload = small_workload(dtype="float32", layers=layers)
+    weights = [draw_weights(workload, seed, "cpu") for seed in range(layers)]
+    x = draw_inputs(workload, Run(0, 0), Inputs.RANDOM, 0, "cpu")["x"]
+    before, out = x.clone(), torch.full_like(x, torch.nan)
+    arena = HostArena(plan_buffers(workload, runs).peak_bytes)
+    encoder = CompiledEncoder(workload, scheme_of(runs), [honest(workload, run) for run in runs], arena)
+    encoder.forward(x.data_ptr(), [addresses(one) for one in weights], out.data_ptr(), 0)
+    torch.testing.assert_close(out.double(), encoder_reference(workload, x, weights), rtol=1e-4, atol=1e-4)
+    assert torch.equal(x, before)
+
+
+def test_weights_of_another_depth_are_refused(small_workload):
+    encoder = CompiledEncoder(small_workload(layers=2), scheme_of(WHOLE), [], HostArena(0))
+    with pytest.raises(SchemeError, match="2 layers"):
+        encoder.forward(0, [{}], 0, 0)
+
+
+def random_scheme(workload, source):
+    runs = source.choice(list(partitions(legal_runs(workload))))
+    return Scheme(tuple(source.choice(legal_choices(workload, run)) for run in runs))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_random_schemes_are_right_and_replay_from_a_graph(dtype, small_workload):
+    from atoffer_rl.errors import LaunchError
+
+    workload, source = small_workload(dtype=dtype, seq_len=100, layers=3), random.Random(dtype)
+    weights = [draw_weights(workload, seed, "cuda") for seed in range(3)]
+    x = draw_inputs(workload, Run(0, 0), Inputs.RANDOM, 9, "cuda")["x"]
+    exact = encoder_reference(workload, x, weights)
+    eager = encoder_reference(workload, x, weights, Precision.EAGER)
+    stream, tried = torch.cuda.Stream(), 0
+    for _ in range(8):
+        scheme = random_scheme(workload, source)
+        try:
+            encoder = compile_encoder(workload, scheme)
+        except LaunchError:  # a proposal that the library does not have for this shape
+            continue
+        tried += 1
+        out = torch.full_like(x, torch.nan)
+        torch.cuda.synchronize()
+        arguments = (x.data_ptr(), [addresses(one) for one in weights], out.data_ptr(), stream.cuda_stream)
+        encoder.forward(*arguments)
+        stream.synchronize()
+        verdict = compare(out, exact, eager, workload.element.epsilon)
+        assert verdict.passed, f"{scheme.choices}: {verdict.reason}"
+        graph, first = torch.cuda.CUDAGraph(), out.clone()
+        with torch.cuda.graph(graph, stream=stream):
+            encoder.forward(*arguments)
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, first)
+    assert tried
