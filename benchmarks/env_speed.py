@@ -43,9 +43,8 @@ def main() -> None:
     table = load_table(path)
     rows = list(_rows(table, table.header.workloads[0], arguments.steps))
     for row in rows:
-        print(
-            f"{row['situation']:<10} {row['steps_per_second']:>9,.0f} steps/s, {row['steps_per_cpu_second']:>9,.0f} a processor second"
-        )
+        wall, processor = row["steps_per_second"], row["steps_per_cpu_second"]
+        print(f"{row['situation']:<10} {wall:>9,.0f} steps a second, {processor:>9,.0f} a processor second")
     if arguments.json:
         arguments.json.write_text(json.dumps(_header(table) | {"rows": rows}, indent=1) + "\n")
 
