@@ -55,8 +55,8 @@ class CompiledEncoder:
         layers = self.workload.layers
         if len(weights) != layers:
             raise SchemeError(f"this encoder has {layers} layers: {len(weights)} weight sets do not fit")
-        for layer, addresses in enumerate(weights):
-            pointers = {**self._places[layer % 2], **addresses}
+        for layer, named in enumerate(weights):
+            pointers = {**self._places[layer % 2], **named}
             if layer == 0:
                 pointers[LAYER_INPUT] = x
             if layer == layers - 1:

@@ -104,8 +104,9 @@ class MatmulLaunch:
 
     Args:
         program: What to compute.
-        descriptor: An algorithm that `descriptor` named before; used if the library's version is the same, else
-            the heuristic's first proposal is. None takes the proposal that the program asks for.
+        descriptor: An algorithm that `descriptor` named before; used if the library's version is the same and it
+            still accepts it, else the heuristic's first proposal is. None takes the proposal that the program
+            asks for.
 
     Raises:
         LaunchError: If the library cannot compute it, or has fewer proposals than that.
@@ -166,8 +167,9 @@ class MatmulLaunch:
         """The algorithm as an array of 64 bytes, kept alive for the library to read."""
         wanted = self._program.algorithm
         if descriptor is not None:
-            if descriptor["library"] == self._library.name:
-                return np.frombuffer(bytes.fromhex(descriptor["algorithm"]), np.uint8).copy()
+            content = np.frombuffer(bytes.fromhex(descriptor["algorithm"]), np.uint8).copy()
+            if descriptor["library"] == self._library.name and self._accepts(content):
+                return content
             wanted = 0
         proposals = self._proposals()
         if wanted >= len(proposals):
@@ -175,6 +177,19 @@ class MatmulLaunch:
                 f"cuBLASLt proposes {len(proposals)} algorithms for {_shape(self._program)}; number {wanted} was asked"
             )
         return np.frombuffer(proposals[wanted]["algo"].tobytes(), np.uint8).copy()
+
+    def _accepts(self, algorithm: Any) -> bool:
+        """Whether the library can run `algorithm` on this product and device, in the workspace that there is."""
+        binding = self._binding
+        checked = np.zeros(1, binding.matmul_heuristic_result_dtype)
+        layouts = (self._left, self._right, self._addend, self._result)
+        try:
+            binding.matmul_algo_check(
+                self._library.light, self._operation, *layouts, algorithm.ctypes.data, checked.ctypes.data
+            )
+        except binding.cuBLASLtError:
+            return False
+        return bool(checked["workspace_size"][0] <= WORKSPACE_BYTES)
 
     def _proposals(self) -> Any:
         """The heuristic's usable proposals, best first."""
