@@ -191,7 +191,9 @@ def _lines(table: RecordedTable, subjects: Mapping[str, int]) -> Iterator[Any]:
 
 def _pack(trial: Trial, subject: int) -> list[Any]:
     """A trial as a short list: what is not needed again is dropped, numbers keep the digits that mean something."""
-    asked = str(trial.choice) if trial.choice else [str(choice) for choice in trial.scheme.choices] if trial.scheme else []
+    asked = (
+        str(trial.choice) if trial.choice else [str(choice) for choice in trial.scheme.choices] if trial.scheme else []
+    )
     seconds = [round(value, 4) for value in (trial.compile_seconds, trial.verify_seconds, trial.measure_seconds)]
     errors = [float(f"{value:.3g}") if value is not None else None for value in (trial.max_error, trial.error_budget)]
     samples = [round(value, 2) for value in trial.samples_us]
@@ -290,7 +292,9 @@ def table_for(workload: Workload, folder: Path = RECORDS_FOLDER) -> RecordedTabl
 def describe(workload: Workload) -> str:
     """A workload in a few words."""
     w = workload
-    return f"B {w.batch}, S {w.seq_len}, H {w.heads}, W {w.head_dim}, F {w.ffn_dim}, {w.mask}, {w.activation}, {w.dtype}"
+    return (
+        f"B {w.batch}, S {w.seq_len}, H {w.heads}, W {w.head_dim}, F {w.ffn_dim}, {w.mask}, {w.activation}, {w.dtype}"
+    )
 
 
 def list_workloads(workloads: Iterable[Workload]) -> str:

@@ -55,7 +55,9 @@ class Store:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"cannot make the folder of store {self.path}: {error.strerror}; choose another") from error
+            raise StoreError(
+                f"cannot make the folder of store {self.path}: {error.strerror}; choose another"
+            ) from error
         with self._explained():
             self._connection = sqlite3.connect(self.path, timeout=lock_seconds, isolation_level=None)
         try:
@@ -184,8 +186,9 @@ class Store:
         count = 0
         try:
             with Path(path).open("w") as file:
-                for count, trial in enumerate(self.trials(), 1):
+                for trial in self.trials():
                     file.write(json.dumps(trial.to_json()) + "\n")
+                    count += 1
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
         return count

@@ -1,10 +1,10 @@
 """Answers requests from a recorded table, in microseconds and without a GPU."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 
 from atoffer_rl.errors import NotRecorded
 from atoffer_rl.records import RecordedTable, describe, list_workloads
-from atoffer_rl.scheme import PLAIN
+from atoffer_rl.scheme import PLAIN, Choice, Scheme
 from atoffer_rl.trial import ForwardRequest, Request, SegmentRequest, Trial
 from atoffer_rl.workload import Workload
 
@@ -24,10 +24,10 @@ class ReplayMeasurer:
     def __init__(self, table: RecordedTable) -> None:
         self.table = table
         self.device = table.device
-        self._segments: dict[Workload, Mapping[Hashable, Trial]] = {}
-        self._forwards: dict[Workload, Mapping[Hashable, Trial]] = {}
+        self._segments: dict[Workload, dict[Choice, Trial]] = {}
+        self._forwards: dict[Workload, dict[Scheme, Trial]] = {}
         self._last: Workload | None = None
-        self._answers: Mapping[Hashable, Trial] = {}
+        self._answers: dict[Choice, Trial] = {}
 
     def measure(self, requests: Sequence[Request]) -> list[Trial]:
         """The recorded trial of each request, in order.
@@ -48,14 +48,14 @@ class ReplayMeasurer:
             raise NotRecorded(self._complaint(request))
         return trial
 
-    def _index(self, workload: Workload) -> Mapping[Hashable, Trial]:
+    def _index(self, workload: Workload) -> dict[Choice, Trial]:
         if workload not in self._segments:
-            self._segments[workload] = dict(self.table.segments(workload))
+            self._segments[workload] = self.table.segments(workload)
         return self._segments[workload]
 
     def _forward(self, request: ForwardRequest) -> Trial:
         if request.workload not in self._forwards:
-            self._forwards[request.workload] = dict(self.table.forwards(request.workload))
+            self._forwards[request.workload] = self.table.forwards(request.workload)
         trial = self._forwards[request.workload].get(request.scheme)
         if trial is None:
             raise NotRecorded(self._complaint(request))

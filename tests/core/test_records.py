@@ -43,8 +43,23 @@ def toy_table(workload: Workload = WORKLOAD) -> RecordedTable:
         latency = toy_latency_us(choice)
         trials.append(
             Trial(
-                signature(workload, run), choice, None, "plain", Status.OK, "", latency, (latency,) * 20,
-                1e-4, 1e-3, 0.2, 0.05, 0.03, "t", "abc", MACHINE, taken="now",
+                signature(workload, run),
+                choice,
+                None,
+                "plain",
+                Status.OK,
+                "",
+                latency,
+                (latency,) * 20,
+                1e-4,
+                1e-3,
+                0.2,
+                0.05,
+                0.03,
+                "t",
+                "abc",
+                MACHINE,
+                taken="now",
             )
         )
     failed = replace(
@@ -63,7 +78,9 @@ def toy_table(workload: Workload = WORKLOAD) -> RecordedTable:
 
 
 def forward(scheme: Scheme, latency_us: float) -> Trial:
-    return Trial(f"workload={WORKLOAD.key}", None, scheme, "plain", Status.OK, "", latency_us, (latency_us,), machine=MACHINE)
+    return Trial(
+        f"workload={WORKLOAD.key}", None, scheme, "plain", Status.OK, "", latency_us, (latency_us,), machine=MACHINE
+    )
 
 
 def toy_latencies() -> dict[Choice, float]:
@@ -146,7 +163,8 @@ def test_best_schemes_are_those_of_exhaustive_search() -> None:
 def test_the_oracle_is_the_shortest_path() -> None:
     scheme, total = oracle(toy_table(), WORKLOAD)
     assert total == pytest.approx(sum(toy_latencies()[choice] for choice in scheme.choices))
-    assert Run(2, 5) in scheme.runs and all(choice["p"] == 1 for choice in scheme.choices)
+    assert Run(2, 5) in scheme.runs
+    assert all(choice["p"] == 1 for choice in scheme.choices)
 
 
 def test_sums_are_checked_against_forwards() -> None:

@@ -67,7 +67,8 @@ def test_the_newest_trial_answers(tmp_path: Path) -> None:
         store.add(segment_trial(latency_us=5.0))
         store.add(segment_trial(latency_us=4.0))
         found = store.find(SegmentRequest(WORKLOAD, CHOICE), MACHINE, "abc")
-        assert found is not None and found.latency_us == 4.0
+        assert found is not None
+        assert found.latency_us == 4.0
         assert len(list(store.trials())) == 2
 
 
@@ -178,14 +179,18 @@ def test_a_path_that_is_a_folder(tmp_path: Path) -> None:
     assert "cannot be written" in one_line(error)
 
 
+def fill(store: Store) -> None:
+    for _ in range(100):
+        store.add(segment_trial())
+
+
 def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.db")
     store.add(segment_trial())
     pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
     store._connection.execute(f"PRAGMA max_page_count = {pages + 1}")
     with pytest.raises(StoreError) as error:
-        for _ in range(100):
-            store.add(segment_trial())
+        fill(store)
     assert "no space left" in one_line(error)
     kept = len(list(store.trials()))
     store.close()

@@ -1,0 +1,142 @@
+"""`atoffer record`: measure a workload's complete table on the GPU at hand; go on where it was interrupted."""
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.output import print_json, print_line
+from atoffer_rl.errors import NotRecorded, WorkloadError
+from atoffer_rl.records import RECORDS_FOLDER, RecordedTable, describe
+from atoffer_rl.table_summary import SumCheck, check_sums
+from atoffer_rl.workload import Workload
+
+
+@workload_options
+def command(
+    *,
+    workload: Workload,
+    name: Annotated[str, typer.Option(help="Name of the table's file.")] = "table",
+    workloads: Annotated[
+        Path | None, typer.Option(help="JSON file with a list of workloads to record together, instead of one.")
+    ] = None,
+    forwards: Annotated[int, typer.Option(min=0, help="Whole forwards to measure of each workload.")] = 200,
+    seconds: Annotated[float | None, typer.Option(help="Stop cleanly after about this long.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Where trials are kept between calls.")] = None,
+    folder: Annotated[Path, typer.Option(help="Where the table is written.")] = RECORDS_FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Measure every legal choice of a workload, and go on where an earlier call stopped.
+
+    Example: atoffer record --batch 16 --seq-len 256 --mask strided --name bert-16-256
+    """
+    from atoffer_rl.kernels.measurers.open import default_store, open_cuda
+    from atoffer_rl.kernels.recording import record_table
+
+    asked = read_workloads(workloads) if workloads is not None else [workload]
+    place = store or default_store()
+    # The store's own cubins: recorded compile seconds are those of compiling, not of finding.
+    measurer, line = open_cuda(place, cubin_folder=place.parent / "record-cubins")
+    _say(line, json)
+    try:
+        with _Bar(quiet=json) as bar:
+            recording = record_table(
+                measurer,
+                asked,
+                name,
+                forwards=forwards,
+                seconds=seconds,
+                folder=folder,
+                tell=lambda text: _say(text, json),
+                progress=bar.show,
+            )
+    finally:
+        measurer.close()
+    checks = _checks(recording.table) if recording.table is not None else {}
+    if json:
+        print_json(
+            {
+                "path": str(recording.path) if recording.path is not None else None,
+                "complete": recording.complete,
+                "measured": recording.measured,
+                "workloads": {describe(item): summary(check) for item, check in checks.items()},
+            }
+        )
+        return
+    for item, check in checks.items():
+        print_line(f"{describe(item)}: {sentence(check)}")
+    if recording.path is not None:
+        print_line(f"table written to {recording.path} ({recording.path.stat().st_size:,} bytes)")
+    if not recording.complete:
+        print_line(f"not complete yet: run the same command again to go on (trials kept in {place})")
+
+
+def read_workloads(path: Path) -> list[Workload]:
+    """The workloads in a JSON file.
+
+    Raises:
+        WorkloadError: If it cannot be read, or holds no list of workloads.
+    """
+    try:
+        values = json_format.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"cannot read workloads from {path}: {error}") from error
+    if not isinstance(values, list) or not values:
+        raise WorkloadError(f"{path} must hold a JSON list of workloads")
+    return [Workload.from_json(value) for value in values]
+
+
+def _say(text: str, quiet: bool) -> None:
+    if not quiet:
+        print_line(text)
+
+
+def _checks(table: RecordedTable) -> dict[Workload, SumCheck]:
+    checks = {}
+    for workload in table.header.workloads:
+        try:
+            checks[workload] = check_sums(table, workload)
+        except NotRecorded:
+            continue  # its forwards are still to come
+    return checks
+
+
+def summary(check: SumCheck) -> dict[str, Any]:
+    """A check of sums as plain JSON values."""
+    return vars(check) | {"oracle_excess": check.oracle_excess}
+
+
+def sentence(check: SumCheck) -> str:
+    """A check of sums in words."""
+    return (
+        f"best layer {check.oracle_us:.1f} us; over {check.forwards} forwards the rank correlation with sums is "
+        f"{check.rank_correlation:.3f}, {check.sum_over_forward:.3f} of a forward is its sum, and the best scheme's "
+        f"own forward is {check.oracle_excess:+.1%} from the best among the finalists"
+    )
+
+
+class _Bar:
+    """Progress on a terminal."""
+
+    def __init__(self, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), disable=quiet)
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> "_Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def show(self, phase: str, done: int, total: int) -> None:
+        """Show how far `phase` is."""
+        if phase not in self._tasks:
+            self._tasks[phase] = self._progress.add_task(phase, total=total)
+        self._progress.update(self._tasks[phase], completed=done, total=total)

@@ -1,0 +1,120 @@
+"""`atoffer records`: the recorded tables and the trial store."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoffer_rl.cli.options import JsonOption
+from atoffer_rl.cli.output import print_json, print_line, print_table
+from atoffer_rl.cli.record import sentence, summary
+from atoffer_rl.errors import NotRecorded
+from atoffer_rl.records import RECORDS_FOLDER, describe, load_table, table_paths
+from atoffer_rl.store import Store
+from atoffer_rl.table_summary import check_sums
+
+app = typer.Typer(help="Recorded tables and the store of live trials.", no_args_is_help=True)
+StoreOption = Annotated[Path | None, typer.Option(help="The store; the default one if left out.")]
+FolderOption = Annotated[Path, typer.Option(help="Where the tables are.")]
+
+
+@app.command("list")
+def list_command(*, store: StoreOption = None, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = False) -> None:
+    """List the recorded tables, and what the store holds.
+
+    Example: atoffer records list
+    """
+    rows = []
+    for path in table_paths(folder):
+        table = load_table(path)
+        for workload in table.header.workloads:
+            segments = table.segments(workload)
+            rows.append(
+                {
+                    "file": path.name,
+                    "table": table.header.table,
+                    "device": table.device.name,
+                    "workload": describe(workload),
+                    "choices": len(segments),
+                    "failed": sum(not trial.ok for trial in segments.values()),
+                    "forwards": len(table.forwards(workload)),
+                }
+            )
+    counts = _store_counts(_store_path(store))
+    if json:
+        print_json({"tables": rows, "store": {"path": str(_store_path(store)), "trials": counts}})
+        return
+    columns = ["file", "table", "device", "workload", "choices", "failed", "forwards"]
+    print_table(columns, [[row[column] for column in columns] for row in rows])
+    print_line(f"store {_store_path(store)}: {', '.join(f'{n} {what}' for what, n in counts.items()) or 'empty'}")
+
+
+def _store_path(path: Path | None) -> Path:
+    from atoffer_rl.kernels.measurers.open import default_store
+
+    return path or default_store()
+
+
+def _store_counts(path: Path) -> dict[str, int]:
+    if not path.exists():
+        return {}
+    with Store(path) as store:
+        return dict(sorted(Counter(f"{trial.kind} {trial.status.value}" for trial in store.trials()).items()))
+
+
+@app.command("check")
+def check_command(*, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = False) -> None:
+    """Say which recorded trials are of sources that have changed since, and how well sums predict forwards.
+
+    Example: atoffer records check
+    """
+    from atoffer_rl.kernels.stale import stale_choices
+
+    report = []
+    for path in table_paths(folder):
+        table = load_table(path)
+        for workload in table.header.workloads:
+            stale = stale_choices(table, workload)
+            entry = {"file": path.name, "workload": describe(workload), **stale}
+            try:
+                sums = check_sums(table, workload)
+                entry |= {"sums": summary(sums), "sentence": sentence(sums)}
+            except NotRecorded as error:
+                entry |= {"sums": None, "sentence": str(error)}
+            report.append(entry)
+    if json:
+        print_json(report)
+        return
+    for entry in report:
+        print_line(f"{entry['file']}, {entry['workload']}:")
+        changed = ", ".join(f"{name} {count}" for name, count in entry["changed"].items()) or "none"
+        print_line(f"  trials of sources that have changed since: {changed}")
+        print_line(f"  choices that are legal now and not recorded: {entry['missing']}")
+        print_line(f"  {entry['sentence']}")
+
+
+@app.command("export")
+def export_command(
+    *, path: Annotated[Path, typer.Argument(help="File to write, one JSON trial a line.")], store: StoreOption = None
+) -> None:
+    """Write the store's trials as JSON lines.
+
+    Example: atoffer records export trials.jsonl
+    """
+    with Store(_store_path(store)) as opened:
+        count = opened.export_jsonl(path)
+    print_line(f"{count} trials written to {path}")
+
+
+@app.command("import")
+def import_command(
+    *, path: Annotated[Path, typer.Argument(help="File that records export wrote.")], store: StoreOption = None
+) -> None:
+    """Add the trials of a file of JSON lines to the store.
+
+    Example: atoffer records import trials.jsonl --store trials.db
+    """
+    with Store(_store_path(store)) as opened:
+        count = opened.import_jsonl(path)
+    print_line(f"{count} trials added to {_store_path(store)}")

@@ -1,0 +1,63 @@
+"""Compiled kernels on disk, outside the package, named by a hash of everything that decides their content."""
+
+import hashlib
+import os
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from atoffer_rl.kernels.compiler import STANDARD, compiler_version, source_hash
+from atoffer_rl.kernels.program import KernelProgram, Program
+
+FOLDER_VARIABLE = "ATOFFER_CACHE"
+DIGEST_BYTES = 32
+
+
+def cache_folder() -> Path:
+    """`$ATOFFER_CACHE`, or `atoffer_rl` in the user's cache folder."""
+    if chosen := os.environ.get(FOLDER_VARIABLE):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoffer_rl"
+
+
+def program_hash(program: Program) -> str:
+    """A hash of all that decides what `program` executes: a kernel's text, or a library call's descriptor."""
+    if isinstance(program, KernelProgram):
+        return source_hash(program)
+    return hashlib.sha256(repr(program).encode()).hexdigest()[:16]
+
+
+class CubinCache:
+    """Cubins by program and arch. A file that is damaged counts as absent; a folder that cannot be written is not used.
+
+    Args:
+        folder: Where; `cache_folder()` by default.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = (folder or cache_folder()) / "cubins"
+
+    def path(self, program: KernelProgram, arch: str) -> Path:
+        """Where the cubin of `program` for `arch` is kept."""
+        parts = (source_hash(program), program.entry, arch, STANDARD, compiler_version())
+        return self.folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.cubin"
+
+    def get(self, program: KernelProgram, arch: str) -> bytes | None:
+        """The cubin of `program` for `arch`, if it is there and whole."""
+        try:
+            content = self.path(program, arch).read_bytes()
+        except OSError:
+            return None
+        cubin, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+        return cubin if hashlib.sha256(cubin).digest() == digest else None
+
+    def put(self, program: KernelProgram, arch: str, cubin: bytes) -> None:
+        """Keep `cubin`; whoever reads at the same time sees all of it or nothing."""
+        path = self.path(program, arch)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The digest comes last: tools that read cubins ignore what follows the ELF.
+            with NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
+                file.write(cubin + hashlib.sha256(cubin).digest())
+            Path(file.name).replace(path)
+        except OSError:
+            return

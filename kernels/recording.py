@@ -1,0 +1,311 @@
+"""Complete tables: every legal choice of some workloads, the best again with more samples, and whole forwards."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from atoffer_rl.kernels.anchors import DRIFT, drift
+from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
+from atoffer_rl.kernels.registry import legal_choices, legal_runs
+from atoffer_rl.kernels.space import load_space
+from atoffer_rl.records import RECORDS_FOLDER, SUFFIX, RecordedTable, TableHeader, save_table
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.shortest_path import CutGraph, best_schemes
+from atoffer_rl.table_summary import FINALISTS, latencies, scheme_sum_us
+from atoffer_rl.trial import ForwardRequest, Request, SegmentRequest, Trial, request_key
+from atoffer_rl.workload import Workload
+
+BEST_CHOICES = 3
+BEST_REPLAYS = 100
+BEST_ROUNDS = 4
+FORWARDS = 200
+SPREAD_DRAWS = 4000
+SPREAD_QUANTILE = 0.9
+Option = TypeVar("Option")
+Answers: TypeAlias = tuple[str, Choice | None, Scheme | None, str]
+Tell: TypeAlias = Callable[[str], None]
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a call of `record_table` achieved.
+
+    Attributes:
+        table: The table as far as it goes; None while no workload's segments are complete.
+        path: Its file, if it was written.
+        complete: Whether everything that was asked for is in it.
+        measured: Trials taken by this call.
+    """
+
+    table: RecordedTable | None
+    path: Path | None
+    complete: bool
+    measured: int
+
+
+def record_table(
+    measurer: CudaMeasurer,
+    workloads: Sequence[Workload],
+    name: str,
+    *,
+    forwards: int = FORWARDS,
+    seconds: float | None = None,
+    folder: Path = RECORDS_FOLDER,
+    tell: Tell = lambda line: None,
+    progress: Progress = lambda phase, done, total: None,
+) -> Recording:
+    """Measure the complete table of `workloads`, or go on with it, and write `folder`/`name`.jsonl.gz.
+
+    What an earlier call left in the measurer's store is kept if it belongs to this machine and its anchors agree
+    within 3% with those timed now; otherwise a new table is begun. The file holds the workloads whose segments
+    are complete, so a call that runs out of time may leave fewer workloads, or fewer forwards.
+
+    Args:
+        measurer: The GPU; its store keeps what was measured between calls.
+        workloads: What to record; a signature that several share is measured once.
+        name: Name of the file.
+        forwards: Whole forwards of each workload: the 32 least sums, the others spread over the range of sums.
+        seconds: Stop cleanly after about this long; None means no limit.
+        folder: Where the file is written.
+        tell: Called with lines for the user.
+        progress: Called with a phase, what is done of it, and its total.
+
+    Raises:
+        DeviceUnavailable: If the GPU was lost.
+        StoreError: If a trial or the table cannot be kept.
+    """
+    deadline = time.monotonic() + (seconds if seconds is not None else float("inf"))
+    recorder = _Recorder(measurer, tuple(workloads), deadline, tell, progress)
+    try:
+        done = recorder.measure_segments() and recorder.measure_best() and recorder.measure_forwards(forwards)
+    finally:
+        recorder.close()
+    table = recorder.table()
+    path = folder / f"{name}{SUFFIX}" if table is not None else None
+    if table is not None and path is not None:
+        save_table(table, path)
+    return Recording(table, path, done, recorder.measured)
+
+
+class _Recorder:
+    """One call of `record_table`."""
+
+    def __init__(
+        self, measurer: CudaMeasurer, workloads: tuple[Workload, ...], deadline: float, tell: Tell, progress: Progress
+    ) -> None:
+        self._measurer = measurer
+        self._workloads = workloads
+        self._deadline = deadline
+        self._tell = tell
+        self._progress = progress
+        self._phase = ("", 0)
+        self._done = 0
+        self.measured = 0
+        self._header, self._earlier_anchors = self._resume()
+        self._first_sample = len(measurer.watch.samples) - 1
+        table = self._header.table
+        measurer.store.save_table(table, self._header.to_json())
+        self._trials: dict[Answers, Trial] = {t.answers: t for t in measurer.store.trials() if t.table == table}
+        measurer.table = table
+        measurer.on_trial = self._note
+        measurer.should_stop = self._should_stop
+        self._changes = measurer.watch.changes
+
+    def _resume(self) -> tuple[TableHeader, int]:
+        """The header to go on with, and how many anchors it already had."""
+        measurer = self._measurer
+        measurer.watch.reference = None
+        now = measurer.time_anchors()
+        header = self._earlier()
+        if header is not None and header.anchors:
+            apart = drift(header.anchors[0].latencies_us, now.latencies_us)
+            if apart <= DRIFT:
+                self._tell(f"going on with table {header.table}: the anchors agree within {apart:.1%}")
+                measurer.watch.reference = header.anchors[0]
+                return header, len(header.anchors)
+            self._tell(f"a new table is begun: the anchors are {apart:.1%} from those of table {header.table}")
+        templates = {
+            choice.template
+            for workload in self._workloads
+            for run in legal_runs(workload, measurer.device)
+            for choice in legal_choices(workload, run, measurer.device)
+        }
+        spaces = {template: load_space(template).version for template in sorted(templates)}
+        table = f"{measurer.machine.uuid[-12:] or 'gpu'}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        return TableHeader(table, measurer.machine, measurer.device, self._workloads, spaces, (now,)), 0
+
+    def _earlier(self) -> TableHeader | None:
+        """The last table that was begun on this machine for these workloads."""
+        headers = [TableHeader.from_json(value) for value in self._measurer.store.tables().values()]
+        mine = [h for h in headers if h.machine == self._measurer.machine and h.workloads == self._workloads]
+        return mine[-1] if mine else None
+
+    def _note(self, trial: Trial) -> None:
+        new = trial.answers not in self._trials
+        self._trials[trial.answers] = trial
+        self.measured += 1
+        self._done += new or len(trial.samples_us) >= BEST_REPLAYS
+        self._progress(self._phase[0], min(self._done, self._phase[1]), self._phase[1])
+
+    def _should_stop(self) -> bool:
+        """Time is up, or the machine is no longer the one that the table was begun on."""
+        return time.monotonic() >= self._deadline or self._measurer.watch.changes > self._changes
+
+    def _measure(self, phase: str, requests: Sequence[Request], done: int, replays: int) -> bool:
+        """Measure `requests`, of which `done` more were measured before; says whether all were."""
+        self._phase, self._done = (phase, done + len(requests)), done
+        self._progress(phase, done, done + len(requests))
+        self._measurer.measure_again(requests, replays)
+        if self._measurer.watch.changes > self._changes:
+            self._tell("the machine changed by more than 3% for good: stopped; the next call begins a new table")
+            return False
+        return not self._should_stop() or self._done >= self._phase[1]
+
+    def _segment_requests(self) -> list[SegmentRequest]:
+        """Every legal choice of every workload, those of shared signatures once, workload by workload."""
+        found: dict[Answers, SegmentRequest] = {}
+        for workload in self._workloads:
+            for run in sorted(legal_runs(workload, self._measurer.device)):
+                for choice in legal_choices(workload, run, self._measurer.device):
+                    request = SegmentRequest(workload, choice)
+                    found.setdefault(request_key(request), request)
+        return list(found.values())
+
+    def measure_segments(self) -> bool:
+        """Every choice that the table lacks; says whether it is complete now."""
+        requests = self._segment_requests()
+        missing = [request for request in requests if request_key(request) not in self._trials]
+        return self._measure("segments", missing, len(requests) - len(missing), replays=24)
+
+    def measure_best(self) -> bool:
+        """The best few choices of each run again with more samples, until the best ones all have them."""
+        for turn in range(BEST_ROUNDS):
+            requests = [request for request in self._best_requests() if not self._has_many_samples(request)]
+            if requests and not self._measure(f"best choices, round {turn + 1}", requests, 0, BEST_REPLAYS):
+                return False
+        return True
+
+    def _has_many_samples(self, request: SegmentRequest) -> bool:
+        trial = self._trials[request_key(request)]
+        return not trial.ok or len(trial.samples_us) >= BEST_REPLAYS
+
+    def _best_requests(self) -> Iterator[SegmentRequest]:
+        ranked: dict[tuple[str, Run], list[tuple[float, SegmentRequest]]] = {}
+        for request in self._segment_requests():
+            trial = self._trials[request_key(request)]
+            if trial.latency_us is not None:
+                ranked.setdefault((trial.subject, request.choice.run), []).append((trial.latency_us, request))
+        for group in ranked.values():
+            yield from (request for _, request in sorted(group, key=lambda pair: pair[0])[:BEST_CHOICES])
+
+    def measure_forwards(self, count: int) -> bool:
+        """Whole forwards of each workload; says whether all are there now."""
+        table = RecordedTable(self._header, tuple(self._trials.values()))
+        requests: list[ForwardRequest] = []
+        for workload in self._workloads:
+            by_choice = latencies(table.segments(workload))
+            schemes = forward_schemes(by_choice, count, seed=int(workload.key, 16) % 2**32)
+            requests += [ForwardRequest(workload, scheme) for scheme in schemes]
+        missing = [request for request in requests if request_key(request) not in self._trials]
+        return self._measure("forwards", missing, len(requests) - len(missing), replays=20)
+
+    def close(self) -> None:
+        """Keep the header with all its anchors, and leave the measurer as it was."""
+        new = self._measurer.watch.samples[self._first_sample :]
+        earlier = self._header.anchors[: self._earlier_anchors]
+        self._header = replace(self._header, anchors=(*earlier, *new))
+        self._measurer.store.save_table(self._header.table, self._header.to_json())
+        self._measurer.table = ""
+        self._measurer.on_trial = None
+        self._measurer.should_stop = lambda: False
+
+    def table(self) -> RecordedTable | None:
+        """The table of the workloads whose segments are complete."""
+        complete = [workload for workload in self._workloads if self._is_complete(workload)]
+        if not complete:
+            return None
+        header = replace(self._header, workloads=tuple(complete))
+        subjects = {f"workload={workload.key}" for workload in complete}
+        for workload in complete:
+            subjects |= {SegmentRequest(workload, choice).subject for choice in self._choices(workload)}
+        return RecordedTable(header, tuple(t for t in self._trials.values() if t.subject in subjects))
+
+    def _choices(self, workload: Workload) -> Iterator[Choice]:
+        for run in sorted(legal_runs(workload, self._measurer.device)):
+            yield from legal_choices(workload, run, self._measurer.device)
+
+    def _is_complete(self, workload: Workload) -> bool:
+        requests = (SegmentRequest(workload, choice) for choice in self._choices(workload))
+        return all(request_key(request) in self._trials for request in requests)
+
+
+def forward_schemes(latencies_us: dict[Choice, float], count: int, seed: int) -> list[Scheme]:
+    """Schemes whose forwards are worth timing: the 32 least sums, then others spread evenly over the range of sums.
+
+    Args:
+        latencies_us: Latency of each choice that ran.
+        count: How many schemes.
+        seed: Of the schemes that are drawn.
+    """
+    finalists = [scheme for _, scheme in best_schemes(latencies_us, min(FINALISTS, count))]
+    drawn = {scheme: scheme_sum_us(scheme, latencies_us) for scheme in _drawn_schemes(latencies_us, seed)}
+    others = sorted((scheme for scheme in drawn if scheme not in finalists), key=lambda scheme: drawn[scheme])
+    others = others[: max(1, int(SPREAD_QUANTILE * len(others)))]
+    wanted = count - len(finalists)
+    if not others or wanted <= 0:
+        return finalists
+    sums = np.array([drawn[scheme] for scheme in others])
+    chosen: list[int] = []
+    free = np.ones(len(others), bool)
+    for target in np.geomspace(sums[0], sums[-1], min(wanted, len(others))):
+        index = int(np.argmin(np.where(free, np.abs(sums - target), np.inf)))
+        free[index] = False
+        chosen.append(index)
+    return finalists + [others[index] for index in sorted(chosen)]
+
+
+def _drawn_schemes(latencies_us: dict[Choice, float], seed: int) -> Iterator[Scheme]:
+    """Random schemes, from nearly the best (few random decisions) to entirely random."""
+    source = np.random.default_rng(seed)
+    by_run: dict[Run, list[Choice]] = {}
+    for choice in sorted(latencies_us, key=lambda choice: latencies_us[choice]):
+        by_run.setdefault(choice.run, []).append(choice)
+    graph = CutGraph({run: latencies_us[choices[0]] for run, choices in by_run.items()})
+    if graph.best_us == float("inf"):
+        return
+    onward = _onward_runs(by_run, graph)
+    for _ in range(SPREAD_DRAWS):
+        yield _draw(by_run, onward, source)
+
+
+def _onward_runs(by_run: dict[Run, list[Choice]], graph: CutGraph) -> dict[int, list[Run]]:
+    """For each cut position, the runs from which the end can be reached, the one on the best path first."""
+    onward: dict[int, list[Run]] = {}
+    for run in by_run:
+        if graph.suffix_us[run.last + 1] < float("inf"):
+            onward.setdefault(run.first, []).append(run)
+    for runs in onward.values():
+        runs.sort(key=lambda run: graph.latencies_us[run] + graph.suffix_us[run.last + 1])
+    return onward
+
+
+def _draw(by_run: dict[Run, list[Choice]], onward: dict[int, list[Run]], source: np.random.Generator) -> Scheme:
+    wildness = source.random()
+    choices: list[Choice] = []
+    position = 0
+    while position in onward:
+        run = _pick(onward[position], wildness, source)
+        choices.append(_pick(by_run[run], wildness, source))
+        position = run.last + 1
+    return Scheme(tuple(choices))
+
+
+def _pick(options: list[Option], wildness: float, source: np.random.Generator) -> Option:
+    return options[int(source.integers(len(options)))] if source.random() < wildness else options[0]

@@ -1,0 +1,41 @@
+"""Which recorded trials are of sources that have changed since."""
+
+from collections import Counter
+from typing import Any
+
+from atoffer_rl.kernels.cubin_cache import program_hash
+from atoffer_rl.kernels.registry import legal_choices, legal_runs
+from atoffer_rl.kernels.worker import template_program
+from atoffer_rl.records import RecordedTable
+from atoffer_rl.trial import SegmentRequest, request_key
+from atoffer_rl.workload import Workload
+
+
+def stale_choices(table: RecordedTable, workload: Workload) -> dict[str, Any]:
+    """What has changed since `table` was recorded, for `workload`.
+
+    A signature that several workloads share was recorded with the sources of one of them: its hash may stand for
+    another shape's source, so a trial counts as changed only if no workload of the table renders to its hash.
+
+    Returns:
+        `changed`: changed trials by template; `missing`: choices that are legal now and not recorded.
+    """
+    recorded = table.segments(workload)
+    current = [
+        choice for run in legal_runs(workload, table.device) for choice in legal_choices(workload, run, table.device)
+    ]
+    changed = Counter(
+        choice.template
+        for choice in current
+        if choice in recorded and recorded[choice].source_hash not in _hashes(table, SegmentRequest(workload, choice))
+    )
+    return {"changed": dict(sorted(changed.items())), "missing": sum(choice not in recorded for choice in current)}
+
+
+def _hashes(table: RecordedTable, request: SegmentRequest) -> set[str]:
+    """Hashes of the choice's program under each workload of the table that shares the signature."""
+    key = request_key(request)
+    sharing = [
+        workload for workload in table.header.workloads if request_key(SegmentRequest(workload, request.choice)) == key
+    ]
+    return {program_hash(template_program(workload, request.choice)) for workload in sharing}

@@ -1,0 +1,321 @@
+"""The process that owns the GPU: it verifies and times what it is sent, and may be killed at any moment."""
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from atoffer_rl.device import DeviceSpec
+from atoffer_rl.kernels.anchors import STREAM_BYTES, anchor_programs
+from atoffer_rl.kernels.child import JobMaker, first_line
+from atoffer_rl.kernels.program import Program
+from atoffer_rl.kernels.registry import template_named
+from atoffer_rl.kernels.timing import MIN_REPLAYS, SegmentContext, Timing, time_forward, time_launches
+from atoffer_rl.operators import LAYER_INPUT, run_activations, run_results, run_weights
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice
+from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.trial import ForwardRequest, Machine, SegmentRequest, Status
+from atoffer_rl.workload import Workload
+
+ProgramOf: TypeAlias = Callable[[Workload, Choice], Program]
+SPIN_SECONDS = 0.05
+IDLE_SECONDS = 0.2
+CONTEXTS = 4
+
+
+@dataclass(frozen=True)
+class SegmentTask:
+    """Verify and time one choice.
+
+    Attributes:
+        request: What.
+        cubin: Its machine code; None for a library call.
+        replays: Replays to time.
+    """
+
+    request: SegmentRequest
+    cubin: bytes | None
+    replays: int = MIN_REPLAYS
+
+
+@dataclass(frozen=True)
+class ForwardTask:
+    """Time a whole forward.
+
+    Attributes:
+        request: What.
+        cubins: Machine code of each segment; None for a library call.
+        replays: Replays to time.
+    """
+
+    request: ForwardRequest
+    cubins: tuple[bytes | None, ...]
+    replays: int = MIN_REPLAYS
+
+
+@dataclass(frozen=True)
+class AnchorTask:
+    """Time the anchor kernels.
+
+    Attributes:
+        cubins: Their machine code, by name.
+    """
+
+    cubins: Mapping[str, bytes]
+
+
+Task: TypeAlias = SegmentTask | ForwardTask | AnchorTask
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of a task.
+
+    Attributes:
+        status: For an anchor, `ok`.
+        reason: One line on a failure.
+        samples_us: Every timed replay.
+        anchors_us: Latency of each anchor, for an anchor task.
+        max_error: Largest error seen while verifying.
+        error_budget: What it was allowed to be.
+        verify_seconds: Time verification took.
+        measure_seconds: Time timing took.
+        detail: Clock and temperature.
+        broken: Whether the process must be replaced: its CUDA context is of no more use.
+    """
+
+    status: Status
+    reason: str = ""
+    samples_us: tuple[float, ...] = ()
+    anchors_us: Mapping[str, float] = field(default_factory=dict)
+    max_error: float | None = None
+    error_budget: float | None = None
+    verify_seconds: float = 0.0
+    measure_seconds: float = 0.0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    broken: bool = False
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What the process says of itself when it has started."""
+
+    machine: Machine
+    device: DeviceSpec
+
+
+def template_program(workload: Workload, choice: Choice) -> Program:
+    """The program that the choice's own template makes of it."""
+    return template_named(choice.template).program(workload, choice)
+
+
+def gpu_job_maker(program_of: ProgramOf = template_program) -> JobMaker:
+    """Makes the job function of a process that owns the GPU.
+
+    Args:
+        program_of: From a choice to its program; picklable. Tests plant kernels here.
+    """
+    return partial(_make_gpu_job, program_of)
+
+
+def _make_gpu_job(program_of: ProgramOf) -> tuple[Callable[[Task], Measured], Greeting]:
+    from atoffer_rl.kernels.machine import current_device, current_machine
+
+    worker = GpuWorker(program_of, current_device())
+    return worker.answer, Greeting(current_machine(), worker.device)
+
+
+class EncoderMemory:
+    """Input, output and every layer's own weights of an encoder, as torch tensors on the device.
+
+    Args:
+        workload: Whose.
+        seed: Of the values.
+    """
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        import torch
+
+        from atoffer_rl.kernels.encoder import addresses
+        from atoffer_rl.kernels.reference import TORCH_DTYPES, draw_weights
+
+        device, dtype = torch.device("cuda", torch.cuda.current_device()), TORCH_DTYPES[workload.element]
+        shape = layer_tensors(workload)[LAYER_INPUT].shape
+        self.workload = workload
+        self.x = torch.randn(shape, device=device).to(dtype)
+        self.out = torch.empty_like(self.x)
+        self._layers = [draw_weights(workload, seed + layer, device) for layer in range(workload.layers)]
+        self.weights = [addresses(layer) for layer in self._layers]
+
+
+class GpuWorker:
+    """Answers tasks on the current CUDA device.
+
+    Args:
+        program_of: From a choice to its program.
+        device: The current device.
+    """
+
+    def __init__(self, program_of: ProgramOf, device: DeviceSpec) -> None:
+        import cupy
+
+        from atoffer_rl.kernels.machine import Monitor
+
+        self.device = device
+        self._program_of = program_of
+        self._cupy = cupy
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._monitor = Monitor(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice()))
+        self._contexts: OrderedDict[tuple[Workload, Run], SegmentContext] = OrderedDict()
+        self._anchors: dict[str, Callable[[], None]] = {}
+        self._memory: EncoderMemory | None = None
+        self._seed = int.from_bytes(os.urandom(3))
+        self._last_used = 0.0
+
+    def answer(self, task: Task) -> Measured:
+        """Do `task`; whatever goes wrong is an answer too."""
+        try:
+            if isinstance(task, AnchorTask):
+                return self._time_anchors(task)
+            return self._segment(task) if isinstance(task, SegmentTask) else self._forward(task)
+        except Exception as error:  # noqa: BLE001  CuPy, torch, nvmath and the driver each raise their own
+            broken = self._context_broken()
+            return Measured(Status.CRASHED if broken else Status.LAUNCH_FAILED, first_line(error), broken=broken)
+        finally:
+            self._last_used = time.monotonic()
+
+    def _context_broken(self) -> bool:
+        """Whether the last error is sticky: it comes again from a call that cannot fail otherwise."""
+        try:
+            self._cupy.cuda.runtime.deviceSynchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError:
+            return True
+        return False
+
+    def _segment(self, task: SegmentTask) -> Measured:
+        from atoffer_rl.kernels.launch import load_program
+        from atoffer_rl.kernels.verify import verify_launchable
+
+        workload, choice = task.request.workload, task.request.choice
+        start = time.perf_counter()
+        launchable = load_program(self._program_of(workload, choice), task.cubin)
+        verdict = verify_launchable(workload, choice.run, launchable, self._seed)
+        verified = time.perf_counter()
+        checked = Measured(
+            Status.WRONG_RESULT,
+            verdict.reason,
+            max_error=verdict.max_error,
+            error_budget=verdict.error_budget,
+            verify_seconds=verified - start,
+        )
+        if not verdict.passed:
+            return checked
+        timing = self._context(workload, choice.run).time(self._stream, launchable, task.replays)
+        return replace(
+            checked,
+            status=Status.OK,
+            samples_us=timing.samples_us,
+            measure_seconds=time.perf_counter() - verified,
+            detail=self._health(),
+        )
+
+    def _forward(self, task: ForwardTask) -> Measured:
+        from atoffer_rl.kernels.device_array import DeviceBytes
+        from atoffer_rl.kernels.encoder import CompiledEncoder
+        from atoffer_rl.kernels.launch import load_program
+        from atoffer_rl.liveness import plan_buffers
+
+        workload, scheme = task.request.workload, task.request.scheme
+        start = time.perf_counter()
+        programs = [self._program_of(workload, choice) for choice in scheme.choices]
+        segments = [load_program(program, cubin) for program, cubin in zip(programs, task.cubins, strict=True)]
+        encoder = CompiledEncoder(
+            workload, scheme, segments, DeviceBytes(plan_buffers(workload, scheme.runs).peak_bytes)
+        )
+        memory = self._encoder_memory(workload)
+        memory.out.fill_(float("nan"))
+        self._cupy.cuda.runtime.deviceSynchronize()
+        forward = partial(encoder.forward, memory.x.data_ptr(), memory.weights, memory.out.data_ptr(), self._stream.ptr)
+        forward()
+        self._stream.synchronize()
+        if not bool(memory.out.isfinite().all()):
+            return Measured(Status.WRONG_RESULT, "the forward's output is not finite")
+        verified = time.perf_counter()
+        timing = time_forward(self._stream, forward, workload.layers * len(segments), task.replays)
+        return Measured(
+            Status.OK,
+            samples_us=timing.samples_us,
+            verify_seconds=verified - start,
+            measure_seconds=time.perf_counter() - verified,
+            detail=self._health(),
+        )
+
+    def _encoder_memory(self, workload: Workload) -> "EncoderMemory":
+        if self._memory is None or self._memory.workload != workload:
+            self._memory = None  # freed before the next is made
+            self._memory = EncoderMemory(workload, self._seed)
+        return self._memory
+
+    def _context(self, workload: Workload, run: Run) -> SegmentContext:
+        key = (workload, run)
+        if key not in self._contexts:
+            self._contexts[key] = self._new_context(workload, run)
+            if len(self._contexts) > CONTEXTS:
+                self._contexts.popitem(last=False)
+        self._contexts.move_to_end(key)
+        return self._contexts[key]
+
+    def _new_context(self, workload: Workload, run: Run) -> SegmentContext:
+        import torch
+
+        from atoffer_rl.kernels.reference import TORCH_DTYPES, Inputs, draw_inputs
+
+        device, stored = torch.device("cuda", torch.cuda.current_device()), layer_tensors(workload)
+        drawn = draw_inputs(workload, run, Inputs.RANDOM, self._seed, device)
+        results = {
+            name: torch.empty(stored[name].shape, dtype=TORCH_DTYPES[stored[name].dtype], device=device)
+            for name in run_results(run)
+        }
+        activations = {name: drawn[name] for name in run_activations(run)}
+        weights = {name: drawn[name] for name in run_weights(run)}
+        context = SegmentContext(activations, weights, results, self.device.l2_bytes)
+        torch.cuda.synchronize()  # what torch's stream writes is read on ours
+        return context
+
+    def _health(self) -> dict[str, int]:
+        return asdict(self._monitor.health())
+
+    def _time_anchors(self, task: AnchorTask) -> Measured:
+        start = time.perf_counter()
+        if not self._anchors:
+            self._load_anchors(task.cubins)
+        if time.monotonic() - self._last_used > IDLE_SECONDS:
+            self._spin()
+        timings: dict[str, Timing] = {
+            name: time_launches(self._stream, [launch]) for name, launch in self._anchors.items()
+        }
+        anchors_us = {name: timing.latency_us for name, timing in timings.items()}
+        seconds = time.perf_counter() - start
+        return Measured(Status.OK, anchors_us=anchors_us, measure_seconds=seconds, detail=self._health())
+
+    def _load_anchors(self, cubins: Mapping[str, bytes]) -> None:
+        from atoffer_rl.kernels.launch import load_program
+
+        self._anchor_memory = self._cupy.random.random((2, STREAM_BYTES // 4), dtype=self._cupy.float32)
+        pointers = {name: int(self._anchor_memory[row].data.ptr) for row, name in enumerate(("source", "target"))}
+        for name, program in anchor_programs().items():
+            launchable = load_program(program, cubins[name])
+            self._anchors[name] = partial(launchable.launch, pointers, self._stream.ptr)
+        self._cupy.cuda.runtime.deviceSynchronize()
+
+    def _spin(self) -> None:
+        """Keep the GPU busy until its clocks have risen."""
+        start = time.perf_counter()
+        while time.perf_counter() - start < SPIN_SECONDS:
+            for _ in range(20):
+                self._anchors["math"]()
+            self._stream.synchronize()

@@ -1,0 +1,50 @@
+"""The cache of compiled kernels: keyed by all that matters, whole or absent."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoffer_rl.kernels import cubin_cache
+from atoffer_rl.kernels.cubin_cache import CubinCache, cache_folder
+from atoffer_rl.kernels.program import KernelProgram
+
+PROGRAM = KernelProgram("toy", "source", ("common.cuh",), (1, 1, 1), (32, 1, 1), 0, ("x",))
+
+
+def test_what_was_put_is_found_by_text_and_arch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = CubinCache(tmp_path)
+    assert cache.get(PROGRAM, "sm_90a") is None
+    cache.put(PROGRAM, "sm_90a", b"\x7fELF")
+    assert cache.get(PROGRAM, "sm_90a") == b"\x7fELF"
+    assert cache.get(replace(PROGRAM, grid=(7, 1, 1)), "sm_90a") == b"\x7fELF"
+    assert cache.get(PROGRAM, "sm_80") is None
+    assert cache.get(replace(PROGRAM, source="other"), "sm_90a") is None
+    assert cache.get(replace(PROGRAM, headers=()), "sm_90a") is None
+    monkeypatch.setattr(cubin_cache, "compiler_version", lambda: "nvrtc 99")
+    assert cache.get(PROGRAM, "sm_90a") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\x7fELF" + bytes(40)])
+def test_a_damaged_entry_is_absent(tmp_path: Path, content: bytes) -> None:
+    cache = CubinCache(tmp_path)
+    cache.put(PROGRAM, "sm_90a", b"\x7fELF")
+    cache.path(PROGRAM, "sm_90a").write_bytes(content)
+    assert cache.get(PROGRAM, "sm_90a") is None
+    cache.put(PROGRAM, "sm_90a", b"\x7fELF again")
+    assert cache.get(PROGRAM, "sm_90a") == b"\x7fELF again"
+
+
+def test_a_folder_that_cannot_be_written_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = CubinCache(tmp_path / "file")
+    cache.put(PROGRAM, "sm_90a", b"\x7fELF")
+    assert cache.get(PROGRAM, "sm_90a") is None
+
+
+def test_the_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOFFER_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("ATOFFER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "atoffer_rl"

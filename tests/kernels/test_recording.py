@@ -1,0 +1,168 @@
+"""Recording with a planted worker: complete, resumed, honest about time and drift."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoffer_rl.kernels import recording
+from atoffer_rl.kernels.child import Child
+from atoffer_rl.kernels.compile_pool import CompilePool
+from atoffer_rl.kernels.cubin_cache import CubinCache
+from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
+from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
+from atoffer_rl.kernels.recording import forward_schemes, record_table
+from atoffer_rl.kernels.registry import ALL_RUNS
+from atoffer_rl.records import load_table
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice
+from atoffer_rl.store import Store
+from atoffer_rl.table_summary import check_sums, latencies, oracle, scheme_sum_us
+from atoffer_rl.trial import SegmentRequest
+from atoffer_rl.workload import Workload
+from tests.kernels import planted_jobs
+from tests.kernels.paths import ROOT
+
+FIRST = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128, layers=2)
+SECOND = replace(FIRST, mask="causal")
+RUNS = frozenset(run for run in ALL_RUNS if run.first == run.last) | {Run(2, 5), Run(8, 9), Run(3, 4)}
+Make = Callable[..., CudaMeasurer]
+
+
+def toy_choices(workload: Workload, run: Run, device: object = None) -> tuple[Choice, ...]:
+    kinds = (planted_jobs.GOOD, planted_jobs.GOOD, planted_jobs.GOOD, planted_jobs.GOOD, planted_jobs.WRONG)
+    return tuple(Choice(run, "chain", (("kind", kind), ("number", index))) for index, kind in enumerate(kinds))
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr(recording, "legal_runs", lambda workload, device: RUNS)
+    monkeypatch.setattr(recording, "legal_choices", toy_choices)
+    made: list[CudaMeasurer] = []
+
+    def measurer(anchors_us: tuple[float, ...] = (10.0,), log: str = "log") -> CudaMeasurer:
+        made.append(
+            CudaMeasurer(
+                Store(tmp_path / "store.db"),
+                planted_jobs.toy_program,
+                Child(planted_jobs.gpu_maker(tmp_path / log, anchors_us), "planted"),
+                CompilePool(1, make_job=planted_jobs.make_compiler),
+                CubinCache(tmp_path),
+            )
+        )
+        return made[-1]
+
+    yield measurer
+    for item in made:
+        item.close()
+
+
+def test_a_table_is_complete_and_shares_signatures(make: Make, tmp_path: Path) -> None:
+    measurer = make()
+    phases: dict[str, tuple[int, int]] = {}
+    done = record_table(
+        measurer,
+        [FIRST, SECOND],
+        "toy",
+        forwards=40,
+        folder=tmp_path / "records",
+        progress=lambda phase, count, total: phases.update({phase: (count, total)}),
+    )
+    assert done.complete
+    assert done.path == tmp_path / "records" / "toy.jsonl.gz"
+    table = load_table(tmp_path / "records" / "toy.jsonl.gz")
+    assert table.header.workloads == (FIRST, SECOND)
+    assert len(table.header.anchors) >= 3
+    masked = sum(run.first <= 3 <= run.last for run in RUNS)
+    assert phases["segments"] == (5 * (len(RUNS) + masked),) * 2
+    assert phases["forwards"] == (80, 80)
+    for workload in (FIRST, SECOND):
+        assert table.covers(workload)
+        assert len(table.segments(workload)) == 5 * len(RUNS)
+        assert len(table.forwards(workload)) == 40
+        assert check_sums(table, workload).forwards == 40
+        best = oracle(table, workload)[0]
+        trials = ReplayMeasurer(table).measure([SegmentRequest(workload, choice) for choice in best.choices])
+        assert all(len(trial.samples_us) >= recording.BEST_REPLAYS for trial in trials)
+    assert {trial.table for trial in table.trials} == {table.header.table}
+
+
+def test_an_interrupted_recording_goes_on(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    first = make()
+    recorded = 0
+
+    def interrupt(phase: str, done: int, total: int) -> None:
+        nonlocal recorded
+        recorded = done
+        if done >= 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record_table(first, [FIRST], "toy", forwards=5, folder=folder, progress=interrupt)
+    first.close()
+    assert not folder.exists()
+    lines: list[str] = []
+    second = make(anchors_us=(10.2,), log="second")
+    done = record_table(second, [FIRST], "toy", forwards=5, folder=folder, tell=lines.append)
+    assert "going on with table" in lines[0]
+    assert done.complete
+    segments = [line for line in (tmp_path / "second").read_text().split("\n") if line.startswith("[")]
+    assert len(set(segments)) >= 5 * len(RUNS) - recorded
+    assert sum("number=4" in line for line in segments) < len(RUNS)
+    third = make(log="third")
+    again = record_table(third, [FIRST], "toy", forwards=5, folder=folder)
+    assert (again.measured, again.complete) == (0, True)
+
+
+def test_other_anchors_begin_another_table(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    first = record_table(make(), [FIRST], "toy", forwards=5, folder=folder)
+    lines: list[str] = []
+    other = make(anchors_us=(11.0,), log="second")
+    second = record_table(other, [FIRST], "toy", forwards=5, folder=folder, tell=lines.append)
+    assert "a new table is begun" in lines[0]
+    assert "10.0%" in lines[0]
+    assert second.measured == first.measured
+    assert first.table is not None
+    assert second.table is not None
+
+
+def test_a_machine_that_changes_for_good_ends_the_table(make: Make, tmp_path: Path) -> None:
+    lines: list[str] = []
+    measurer = make(anchors_us=(10.0, 10.0, 11.0))
+    done = record_table(measurer, [FIRST], "toy", forwards=5, folder=tmp_path / "records", tell=lines.append)
+    assert not done.complete
+    assert "changed by more than 3%" in lines[-1]
+
+
+def test_it_stops_when_time_is_up(make: Make, tmp_path: Path) -> None:
+    done = record_table(make(), [FIRST], "toy", seconds=0.0, folder=tmp_path / "records")
+    assert not done.complete
+    assert done.table is None
+    assert done.measured < 5
+    done = record_table(make(log="second"), [FIRST], "toy", forwards=5, folder=tmp_path / "records")
+    assert done.complete
+
+
+def test_forwards_hold_the_least_sums_and_spread_over_the_others() -> None:
+    by_choice = {choice: 1.0 + choice["number"] * (1 + run.first) for run in RUNS for choice in toy_choices(FIRST, run)}
+    schemes = forward_schemes(by_choice, 100, seed=1)
+    sums = [scheme_sum_us(scheme, by_choice) for scheme in schemes]
+    assert len(set(schemes)) == 100
+    assert sums[:32] == sorted(sums[:32])
+    assert max(sums[:32]) <= min(sums[32:])
+    assert max(sums) > 4 * min(sums)
+    assert forward_schemes(by_choice, 100, seed=1) == schemes
+    assert len(forward_schemes(by_choice, 10, seed=1)) == 10
+    assert forward_schemes({}, 10, seed=1) == []
+
+
+def test_latencies_leave_failures_out(make: Make, tmp_path: Path) -> None:
+    done = record_table(make(), [FIRST], "toy", forwards=1, folder=tmp_path)
+    assert done.table is not None
+    by_choice = latencies(done.table.segments(FIRST))
+    assert len(by_choice) == 4 * len(RUNS)
+    assert all(choice["kind"] == planted_jobs.GOOD for choice in by_choice)
