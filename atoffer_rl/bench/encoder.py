@@ -1,0 +1,86 @@
+"""`bench encoder`: the whole forward, ours under a scheme, beside eager and compiled PyTorch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from atoffer_rl.bench.contest import OURS, Contender, Launch, error_budget, hold, row_of
+from atoffer_rl.bench.peers import Peer, Weights, compiled, layer_function, peers_of
+from atoffer_rl.errors import LaunchError
+from atoffer_rl.kernels.encoder import addresses, compile_encoder
+from atoffer_rl.kernels.machine import current_device
+from atoffer_rl.kernels.reference import TORCH_DTYPES, Precision, draw_weights, encoder_reference
+from atoffer_rl.operators import LAYER_INPUT, OPERATOR_COUNT
+from atoffer_rl.roofline import memory_us, run_bytes
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Scheme
+from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.workload import Workload
+
+WHOLE_LAYER = Run(0, OPERATOR_COUNT - 1)
+
+
+def bench_encoder(workload: Workload, scheme: Scheme, replays: int) -> dict[str, Any]:
+    """One row: our forward under `scheme` and every peer's, on the same inputs, in one run.
+
+    Raises:
+        CompileError: If our scheme does not compile.
+        LaunchError: If our scheme does not run.
+    """
+    device = torch.device("cuda")
+    weights = [draw_weights(workload, seed, device) for seed in range(workload.layers)]
+    shape = layer_tensors(workload)[LAYER_INPUT].shape
+    source = torch.Generator(device).manual_seed(workload.layers)
+    x = torch.randn(shape, generator=source, device=device).to(TORCH_DTYPES[workload.element])
+    launch = _ours(workload, scheme, x, weights)
+    contenders = [Contender(OURS, lambda: launch)]
+    contenders += [_peer(workload, peer, x, weights) for peer in peers_of(workload, device)]
+    standing = hold(contenders, launches=1, replays=replays)
+    if OURS in standing.errors:
+        raise LaunchError(standing.errors[OURS])
+    exact = encoder_reference(workload, x, weights)
+    eager = encoder_reference(workload, x, weights, Precision.EAGER)
+    floor_us = memory_us(workload.layers * run_bytes(workload, WHOLE_LAYER), current_device())
+    return _identity(workload, scheme) | row_of(
+        standing, exact, error_budget(exact, eager, workload.element.epsilon), floor_us
+    )
+
+
+def _identity(workload: Workload, scheme: Scheme) -> dict[str, Any]:
+    fields = ("mask", "batch", "seq_len", "heads", "head_dim", "layers", "dtype")
+    return {name: getattr(workload, name) for name in fields} | {"ours_scheme": scheme.to_json()}
+
+
+def _ours(workload: Workload, scheme: Scheme, x: torch.Tensor, weights: list[dict[str, torch.Tensor]]) -> Launch:
+    encoder = compile_encoder(workload, scheme)
+    out = torch.empty_like(x)
+    pointers = [addresses(layer) for layer in weights]
+
+    def launch() -> torch.Tensor:
+        encoder.forward(x.data_ptr(), pointers, out.data_ptr(), torch.cuda.current_stream().cuda_stream)
+        return out
+
+    return launch
+
+
+def _peer(workload: Workload, peer: Peer, x: torch.Tensor, weights: list[dict[str, torch.Tensor]]) -> Contender:
+    def prepare() -> Launch:
+        layer = layer_function(workload, peer.attention)
+        if peer.compiled:
+            layer = compiled(layer)
+
+        def launch() -> torch.Tensor:
+            return _forward(layer, x, weights)
+
+        return launch
+
+    return Contender(peer.name, prepare)
+
+
+def _forward(
+    layer: Callable[[torch.Tensor, Weights], torch.Tensor], x: torch.Tensor, weights: Sequence[Weights]
+) -> torch.Tensor:
+    for named in weights:
+        x = layer(x, named)
+    return x

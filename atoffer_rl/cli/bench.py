@@ -1,0 +1,114 @@
+"""`atoffer bench`: ours and peers, one run, the same inputs, the same timing."""
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atoffer_rl.cli.explain import read_scheme
+from atoffer_rl.cli.options import workload_options
+from atoffer_rl.cli.output import print_line, print_table
+from atoffer_rl.errors import AtofferError, LogError
+from atoffer_rl.scheme import Scheme
+from atoffer_rl.workload import Workload
+
+app = typer.Typer(help="Time ours beside eager and compiled PyTorch, with SDPA and FlexAttention, on this GPU.")
+
+RecordOption = Annotated[Path | None, typer.Option("--json", help="Also write the record, with all samples, here.")]
+ReplaysOption = Annotated[int, typer.Option(min=20, help="Timed replays of each contender.")]
+StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are kept.")]
+
+
+@app.command("mha")
+@workload_options
+def mha(
+    *,
+    workload: Workload,
+    grid: Annotated[str, typer.Option(help="Cells to run instead of the one workload: paper, small.")] = "",
+    replays: ReplaysOption = 30,
+    store: StoreOption = None,
+    json: RecordOption = None,
+) -> None:
+    """Attention from the fused QKV projection to merged heads, biases included.
+
+    Example: atoffer bench mha --batch 16 --seq-len 256 --mask strided --json mha.json
+    """
+    from atoffer_rl.bench.mha import GRIDS, bench_mha, grid_workloads
+    from atoffer_rl.kernels.measurers.open import open_measurer
+
+    if grid and grid not in GRIDS:
+        raise AtofferError(f"unknown grid {grid!r}: use one of {', '.join(GRIDS)}")
+    measurer, line = open_measurer("cuda", workload, store)
+    print_line(line)
+    rows: list[dict[str, Any]] = []
+    try:
+        for cell in grid_workloads(grid, workload) if grid else [workload]:
+            rows.append(bench_mha(cell, measurer, replays))
+            _report(rows[-1])
+    finally:
+        measurer.close()
+        _finish(rows, json)
+
+
+@app.command("encoder")
+@workload_options
+def encoder(
+    *,
+    workload: Workload,
+    scheme: Annotated[
+        Path | None, typer.Option(help="JSON file with our scheme; by default it is searched for, live.")
+    ] = None,
+    searcher: Annotated[str, typer.Option(help="Who searches where no scheme is given.")] = "ppo",
+    budget: Annotated[int, typer.Option(min=1, help="Units of that search.")] = 128,
+    replays: ReplaysOption = 30,
+    store: StoreOption = None,
+    json: RecordOption = None,
+) -> None:
+    """The whole encoder forward, ours under a scheme found live or given.
+
+    Example: atoffer bench encoder --batch 16 --seq-len 256 --mask strided --json encoder.json
+    """
+    from atoffer_rl.kernels.measurers.open import open_measurer
+
+    measurer, line = open_measurer("cuda", workload, store)
+    print_line(line)
+    try:
+        chosen = read_scheme(scheme) if scheme is not None else _search(workload, measurer, searcher, budget)
+    finally:
+        measurer.close()
+    from atoffer_rl.bench.encoder import bench_encoder
+
+    row = bench_encoder(workload, chosen, replays)
+    _report(row)
+    _finish([row], json)
+
+
+def _search(workload: Workload, measurer: Any, searcher: str, budget: int) -> Scheme:
+    from atoffer_rl.agents.registry import searcher_named
+    from atoffer_rl.agents.session import Session
+    from atoffer_rl.kernels.ledger import Ledger
+
+    result = searcher_named(searcher)(Session(Ledger(workload, measurer, units=budget)))
+    print_line(f"{searcher} found {result.latency_us:.1f} us a layer with {result.units} units")
+    return result.scheme
+
+
+def _report(row: dict[str, Any]) -> None:
+    for name, reason in row["peer_errors"].items():
+        print_line(f"{name} cannot run {row['mask']} at B {row['batch']}, S {row['seq_len']}: {reason}")
+
+
+def _finish(rows: list[dict[str, Any]], path: Path | None) -> None:
+    """Print the table, and keep the record, of whatever was run."""
+    from atoffer_rl.bench.record import record_of, table_of
+
+    if not rows:
+        return
+    print_table(*table_of(rows))
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json_format.dumps(record_of(rows), indent=1) + "\n")
+        except OSError as error:
+            raise LogError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,64 @@
+"""`atoffer export`: a scheme becomes a folder of generated kernels that runs without this package."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoffer_rl.cli.explain import read_scheme
+from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.output import print_json, print_line
+from atoffer_rl.device import H100
+from atoffer_rl.errors import NotRecorded
+from atoffer_rl.records import RecordedTable, table_for
+from atoffer_rl.scheme import Scheme
+from atoffer_rl.workload import Workload
+
+
+@workload_options
+def command(
+    *,
+    workload: Workload,
+    folder: Annotated[Path, typer.Argument(help="Where the export goes; an earlier export there is replaced.")],
+    scheme: Annotated[
+        Path | None,
+        typer.Option(help="JSON file with a scheme or a search's result; the best recorded scheme by default."),
+    ] = None,
+    arch: Annotated[
+        list[str] | None, typer.Option(help="Compiler target, such as sm_90a; may be given more than once.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Export a scheme: sources, cubins, manifest and runtime. Needs no GPU.
+
+    Example: atoffer export out/scheme --batch 16 --seq-len 256 --mask strided --arch sm_90a
+    """
+    from atoffer_rl.kernels.export.writer import Export, write_export
+
+    table = _recorded(workload)
+    device = table.device if table is not None else H100
+    chosen = read_scheme(scheme) if scheme is not None else _best_recorded(workload, table)
+    trials = table.segments(workload) if table is not None else {}
+    forward = table.forwards(workload).get(chosen) if table is not None else None
+    archs = tuple(arch or [device.arch])
+    write_export(Export(workload, chosen, device, archs, trials, forward), folder)
+    if json:
+        print_json({"folder": str(folder), "scheme": chosen.to_json(), "archs": list(archs)})
+    else:
+        print_line(f"{folder}: {len(chosen.choices)} segments for {', '.join(archs)}")
+        print_line(f"check it where it is used: python {folder}/runtime.py verify")
+
+
+def _recorded(workload: Workload) -> RecordedTable | None:
+    try:
+        return table_for(workload)
+    except NotRecorded:
+        return None
+
+
+def _best_recorded(workload: Workload, table: RecordedTable | None) -> Scheme:
+    from atoffer_rl.table_summary import oracle
+
+    if table is None:
+        raise NotRecorded("this workload was never recorded: give --scheme, such as a search's result.json")
+    return oracle(table, workload)[0]

@@ -1,0 +1,1 @@
+"""Export of a scheme as a folder of generated kernels that runs without this package."""

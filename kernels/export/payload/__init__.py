@@ -1,0 +1,1 @@
+"""Files that every export carries as they are: they import nothing of this package."""

@@ -1,0 +1,220 @@
+"""Writes an export: generated sources, cubins, plans, a manifest with checksums, and the runtime beside them."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoffer_rl import __version__
+from atoffer_rl.device import DeviceSpec
+from atoffer_rl.errors import ExportError
+from atoffer_rl.kernels.compiler import compile_kernel
+from atoffer_rl.kernels.cubin_cache import CubinCache
+from atoffer_rl.kernels.export.payload.runtime import BEST, FORMAT, MANIFEST, SAFE
+from atoffer_rl.kernels.program import KernelProgram, PlanArray
+from atoffer_rl.kernels.registry import check_scheme, template_named, unfused
+from atoffer_rl.kernels.render import TEMPLATE_FOLDER
+from atoffer_rl.liveness import plan_buffers
+from atoffer_rl.operators import WEIGHTS
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.trial import Trial
+from atoffer_rl.workload import Workload
+
+PAYLOAD = ("runtime", "reference", "verification", "bench")
+LIBRARY_FOLDER = "atoffer_library"
+LIBRARY_MODULES = (
+    "atoffer_rl.errors",
+    "atoffer_rl.kernels.program",
+    "atoffer_rl.kernels.device_array",
+    "atoffer_rl.kernels.matmul_library",
+)
+TOLERANCE_RULE = "max|out - ref| <= 2 * (max|eager - ref| + eps * max|ref|), ref in float64"
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export is made from.
+
+    Attributes:
+        workload: What the scheme is for.
+        scheme: The scheme to ship.
+        device: The GPU it was tuned for.
+        archs: Compiler targets to ship cubins for.
+        trials: Measurements of the scheme's choices, kept in the manifest.
+        forward: Measurement of the whole forward, if there is one.
+    """
+
+    workload: Workload
+    scheme: Scheme
+    device: DeviceSpec
+    archs: tuple[str, ...]
+    trials: Mapping[Choice, Trial]
+    forward: Trial | None = None
+
+
+def write_export(export: Export, folder: Path) -> Path:
+    """Write `export` to `folder`, replacing an earlier export there.
+
+    Returns:
+        The folder.
+
+    Raises:
+        SchemeError: If the scheme is not legal for the workload.
+        CompileError: If a kernel does not compile for one of the archs.
+        ExportError: If the folder holds something else, or cannot be written.
+    """
+    check_scheme(export.workload, export.scheme, export.device)
+    if folder.exists() and not (folder / MANIFEST).exists() and (folder.is_file() or any(folder.iterdir())):
+        raise ExportError(f"{folder} exists and is not an export: choose another folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as scratch:
+            made = Path(scratch) / "export"
+            _Writer(export, made).write()
+            if folder.exists():
+                folder.rename(Path(scratch) / "replaced")
+            made.rename(folder)
+    except OSError as error:
+        raise ExportError(f"cannot write the export to {folder}: {error.strerror or error}") from error
+    return folder
+
+
+class _Writer:
+    """Fills one folder."""
+
+    def __init__(self, export: Export, folder: Path) -> None:
+        self.export, self.folder = export, folder
+        self.plan_files: dict[str, str] = {}
+        self.cache = CubinCache()
+        for name in ("source", "plan", *(f"cubin/{arch}" for arch in export.archs)):
+            (folder / name).mkdir(parents=True)
+
+    def write(self) -> None:
+        workload = self.export.workload
+        safe = unfused(workload, self.export.device)
+        schemes = {BEST: self._scheme(self.export.scheme), SAFE: self._scheme(safe)}
+        library = any(segment["kind"] == "library" for segment in schemes[BEST]["segments"])
+        self._copy_payload(library)
+        keep = workload.mask_spec.keep(workload.seq_len)
+        np.save(self.folder / "plan/mask.npy", np.packbits(keep, axis=-1))
+        tensors = layer_tensors(workload)
+        manifest = {
+            "format": FORMAT,
+            "made_with": f"atoffer_rl {__version__}",
+            "workload": workload.to_json(),
+            "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()},
+            "weights": list(WEIGHTS),
+            "mask": "plan/mask.npy",
+            "archs": list(self.export.archs),
+            "plan": self.plan_files,
+            "schemes": schemes,
+            "requires": ["cupy", *(["nvmath-python"] if library else [])],
+            "tolerance": self._tolerance(),
+            "measured": self._measured(),
+            "files": self._checksums(),
+        }
+        (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+    def _scheme(self, scheme: Scheme) -> dict[str, Any]:
+        buffers = plan_buffers(self.export.workload, scheme.runs)
+        return {
+            "scheme": scheme.to_json(),
+            "segments": [self._segment(choice) for choice in scheme.choices],
+            "offsets_bytes": {
+                name: [offset, buffers.sizes_bytes[name]] for name, offset in buffers.offsets_bytes.items()
+            },
+            "peak_bytes": buffers.peak_bytes,
+        }
+
+    def _segment(self, choice: Choice) -> dict[str, Any]:
+        program = template_named(choice.template).program(self.export.workload, choice)
+        described = {"run": list(choice.run), "template": choice.template, "parameters": dict(choice.parameters)}
+        if isinstance(program, KernelProgram):
+            return described | self._kernel(choice, program)
+        return described | {"kind": "library", "program": asdict(program), "algorithm": self._algorithm(choice)}
+
+    def _kernel(self, choice: Choice, program: KernelProgram) -> dict[str, Any]:
+        name = f"run_{choice.run.first}_{choice.run.last}_{choice.template}_{_text_hash(str(choice))}"
+        (self.folder / "source" / f"{name}.cu").write_text(program.source)
+        for header in program.headers:
+            shutil.copyfile(TEMPLATE_FOLDER / header, self.folder / "source" / header)
+        for arch in self.export.archs:
+            (self.folder / "cubin" / arch / f"{name}.cubin").write_bytes(self._cubin(program, arch))
+        plan = {label: self._plan_array(array) for label, array in program.plan().items()}
+        return {
+            "kind": "kernel",
+            "name": name,
+            "entry": program.entry,
+            "grid": list(program.grid),
+            "block": list(program.block),
+            "shared_bytes": program.shared_bytes,
+            "arguments": [plan.get(argument, argument) for argument in program.arguments],
+        }
+
+    def _cubin(self, program: KernelProgram, arch: str) -> bytes:
+        code = self.cache.get(program, arch)
+        if code is None:
+            code = compile_kernel(program, arch)
+            self.cache.put(program, arch, code)
+        return code
+
+    def _plan_array(self, array: PlanArray) -> str:
+        """Store `array` once by content; its key in the manifest."""
+        key = f"plan_{hashlib.sha256(repr((array.dtype, array.shape)).encode() + array.tobytes()).hexdigest()[:12]}"
+        if key not in self.plan_files:
+            self.plan_files[key] = f"plan/{key}.npy"
+            np.save(self.folder / self.plan_files[key], array)
+        return key
+
+    def _algorithm(self, choice: Choice) -> dict[str, Any] | None:
+        """The library's own descriptor of the algorithm that was measured, if it was."""
+        trial = self.export.trials.get(choice)
+        return trial.detail.get("algorithm") if trial else None
+
+    def _copy_payload(self, library: bool) -> None:
+        for name in PAYLOAD:
+            (self.folder / f"{name}.py").write_text(_module_text(f"atoffer_rl.kernels.export.payload.{name}"))
+        if library:
+            (self.folder / LIBRARY_FOLDER).mkdir()
+            (self.folder / LIBRARY_FOLDER / "__init__.py").write_text(
+                '"""Library calls, as atoffer_rl makes them."""\n'
+            )
+            for name in LIBRARY_MODULES:
+                text = _module_text(name)
+                text = text.replace("from atoffer_rl.kernels.", "from .").replace("from atoffer_rl.", "from .")
+                (self.folder / LIBRARY_FOLDER / f"{name.rpartition('.')[2]}.py").write_text(text)
+
+    def _tolerance(self) -> dict[str, Any]:
+        forward = self.export.forward
+        return {"rule": TOLERANCE_RULE, "error_budget": forward.error_budget if forward else None}
+
+    def _measured(self) -> dict[str, Any]:
+        taken = [self.export.trials[c] for c in self.export.scheme.choices if c in self.export.trials]
+        forward = self.export.forward
+        return {
+            "segments": [trial.to_json() for trial in taken],
+            "forward": forward.to_json() if forward else None,
+            "device": self.export.device.to_json(),
+        }
+
+    def _checksums(self) -> dict[str, str]:
+        paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def _module_text(name: str) -> str:
+    """The source of module `name`."""
+    package, _, module = name.rpartition(".")
+    return files(package).joinpath(f"{module}.py").read_text()
+
+
+def _text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

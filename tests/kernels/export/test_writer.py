@@ -1,0 +1,129 @@
+"""What an export holds, and that its runtime refuses what is damaged; no GPU."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoffer_rl.device import H100
+from atoffer_rl.errors import ExportError, SchemeError
+from atoffer_rl.kernels.export.payload import runtime
+from atoffer_rl.kernels.export.writer import Export, write_export
+from atoffer_rl.kernels.registry import template_choices, unfused
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Scheme
+from atoffer_rl.workload import Workload
+
+SMALL = Workload(batch=2, seq_len=24, heads=2, head_dim=32, ffn_dim=64, layers=2)
+
+
+def fused(workload: Workload) -> Scheme:
+    """A scheme with a generated kernel of every kind and a library call."""
+    wanted = [(0, 1, "cublaslt"), (2, 6, "tile"), (7, 8, "gemm"), (9, 9, "chain"), (10, 11, "gemm")]
+    wanted += [(12, 13, "cublaslt"), (14, 14, "chain")]
+    return Scheme(tuple(template_choices(name, workload, Run(a, b))[0] for a, b, name in wanted))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of the small workload."""
+    made = tmp_path_factory.mktemp("export") / "scheme"
+    return write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), made)
+
+
+def test_every_file_is_in_the_manifest_with_its_checksum(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {"manifest.json"}
+    assert set(manifest["files"]) == found
+    for name, checksum in manifest["files"].items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == checksum
+
+
+def test_manifest_describes_both_schemes(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert Scheme.from_json(manifest["schemes"]["best"]["scheme"]) == fused(SMALL)
+    assert Scheme.from_json(manifest["schemes"]["safe"]["scheme"]) == unfused(SMALL)
+    assert Workload.from_json(manifest["workload"]) == SMALL
+    assert manifest["requires"] == ["cupy", "nvmath-python"]
+    assert all(segment["kind"] == "kernel" for segment in manifest["schemes"]["safe"]["segments"])
+
+
+def test_every_argument_of_every_kernel_has_an_address(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for plan in manifest["schemes"].values():
+        known = set(plan["offsets_bytes"]) | set(manifest["weights"]) | set(manifest["plan"])
+        for segment in plan["segments"]:
+            assert set(segment.get("arguments", ())) <= known
+        assert all(offset + size <= plan["peak_bytes"] for offset, size in plan["offsets_bytes"].values())
+
+
+def test_mask_survives(folder: Path) -> None:
+    packed = np.load(folder / "plan/mask.npy")
+    keep = np.unpackbits(packed, axis=-1, count=SMALL.seq_len).astype(bool)
+    assert (keep == SMALL.mask_spec.keep(SMALL.seq_len)).all()
+
+
+def test_same_inputs_same_bytes(folder: Path, tmp_path: Path) -> None:
+    again = write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), tmp_path / "again")
+    assert (again / "manifest.json").read_bytes() == (folder / "manifest.json").read_bytes()
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    write_export(Export(SMALL, unfused(SMALL), H100, ("sm_90a",), {}), place)
+    write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), place)
+    assert json.loads((place / "manifest.json").read_text())["requires"] == ["cupy", "nvmath-python"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/precious.txt").write_text("x")
+    with pytest.raises(ExportError, match="not an export"):
+        write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), tmp_path / "mine")
+
+
+def test_illegal_scheme_is_refused(tmp_path: Path) -> None:
+    other = Workload(batch=2, seq_len=24, heads=2, head_dim=32, ffn_dim=64, layers=2, dtype="float32")
+    with pytest.raises(SchemeError, match="not legal"):
+        write_export(Export(other, fused(SMALL), H100, ("sm_90a",), {}), tmp_path / "x")
+
+
+def test_runtime_reads_what_is_whole_and_names_what_is_not(folder: Path, tmp_path: Path) -> None:
+    assert runtime.read_manifest(folder)["format"] == runtime.FORMAT
+    copy = write_export(Export(SMALL, unfused(SMALL), H100, ("sm_90a",), {}), tmp_path / "copy")
+    victim = next((copy / "cubin/sm_90a").iterdir())
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(runtime.ExportError, match=victim.name):
+        runtime.read_manifest(copy)
+    (copy / "manifest.json").write_text("{")
+    with pytest.raises(runtime.ExportError, match="damaged"):
+        runtime.read_manifest(copy)
+
+
+def test_scheme_settled_by_verify_is_used(tmp_path: Path) -> None:
+    assert runtime.settled_scheme(tmp_path) == "best"
+    (tmp_path / "verified.json").write_text('{"scheme": "safe"}')
+    assert runtime.settled_scheme(tmp_path) == "safe"
+    (tmp_path / "verified.json").write_text('{"scheme": ')
+    assert runtime.settled_scheme(tmp_path) == "best"
+
+
+def test_export_imports_nothing_of_the_package(folder: Path) -> None:
+    for path in folder.rglob("*.py"):
+        lines = path.read_text().splitlines()
+        assert not [line for line in lines if "import" in line and "atoffer_rl" in line], path
+
+
+def test_verify_ends_with_one_line_where_cupy_is_missing(folder: Path) -> None:
+    if not _lacks_cupy():
+        pytest.skip("CuPy is installed here")
+    done = subprocess.run([sys.executable, str(folder / "runtime.py"), "verify"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: needs CuPy")
+    assert done.stderr.count("\n") == 1
+
+
+def _lacks_cupy() -> bool:
+    probe = subprocess.run([sys.executable, "-c", "import cupy"], capture_output=True)
+    return probe.returncode != 0
