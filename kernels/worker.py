@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.kernels.anchors import STREAM_BYTES, anchor_programs
@@ -20,6 +20,9 @@ from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.trial import ForwardRequest, Machine, SegmentRequest, Status
 from atoffer_rl.workload import Workload
+
+if TYPE_CHECKING:
+    from atoffer_rl.kernels.verify import Verdict
 
 ProgramOf: TypeAlias = Callable[[Workload, Choice], Program]
 SPIN_SECONDS = 0.05
@@ -129,6 +132,22 @@ def _make_gpu_job(program_of: ProgramOf) -> tuple[Callable[[Task], Measured], Gr
     return worker.answer, Greeting(current_machine(), worker.device)
 
 
+def _algorithm(launchable: Any) -> dict[str, Any]:
+    """A library call's own name for what it ran, so that an export can ask for the same."""
+    return {"algorithm": launchable.descriptor} if hasattr(launchable, "descriptor") else {}
+
+
+def _checked(verdict: "Verdict", verify_seconds: float) -> Measured:
+    """What is known once something was verified: a wrong result, until it is timed."""
+    return Measured(
+        Status.WRONG_RESULT,
+        verdict.reason,
+        max_error=verdict.max_error,
+        error_budget=verdict.error_budget,
+        verify_seconds=verify_seconds,
+    )
+
+
 class EncoderMemory:
     """Input, output and every layer's own weights of an encoder, as torch tensors on the device.
 
@@ -141,7 +160,7 @@ class EncoderMemory:
         import torch
 
         from atoffer_rl.kernels.encoder import addresses
-        from atoffer_rl.kernels.reference import TORCH_DTYPES, draw_weights
+        from atoffer_rl.kernels.reference import TORCH_DTYPES, Precision, draw_weights, encoder_reference
 
         device, dtype = torch.device("cuda", torch.cuda.current_device()), TORCH_DTYPES[workload.element]
         shape = layer_tensors(workload)[LAYER_INPUT].shape
@@ -150,6 +169,18 @@ class EncoderMemory:
         self.out = torch.empty_like(self.x)
         self._layers = [draw_weights(workload, seed + layer, device) for layer in range(workload.layers)]
         self.weights = [addresses(layer) for layer in self._layers]
+        self._exact = encoder_reference(workload, self.x, self._layers)
+        self._eager = encoder_reference(workload, self.x, self._layers, Precision.EAGER)
+
+    def poison(self) -> None:
+        """Fill the output with NaN."""
+        self.out.fill_(float("nan"))
+
+    def verdict(self) -> "Verdict":
+        """Whether the output is right (DESIGN, section 6)."""
+        from atoffer_rl.kernels.verify import compare
+
+        return compare(self.out, self._exact, self._eager, self.workload.element.epsilon)
 
 
 class GpuWorker:
@@ -205,13 +236,7 @@ class GpuWorker:
         launchable = load_program(self._program_of(workload, choice), task.cubin)
         verdict = verify_launchable(workload, choice.run, launchable, self._seed)
         verified = time.perf_counter()
-        checked = Measured(
-            Status.WRONG_RESULT,
-            verdict.reason,
-            max_error=verdict.max_error,
-            error_budget=verdict.error_budget,
-            verify_seconds=verified - start,
-        )
+        checked = _checked(verdict, verified - start)
         if not verdict.passed:
             return checked
         timing = self._context(workload, choice.run).time(self._stream, launchable, task.replays)
@@ -220,7 +245,7 @@ class GpuWorker:
             status=Status.OK,
             samples_us=timing.samples_us,
             measure_seconds=time.perf_counter() - verified,
-            detail=self._health(),
+            detail=self._health() | _algorithm(launchable),
         )
 
     def _forward(self, task: ForwardTask) -> Measured:
@@ -237,19 +262,21 @@ class GpuWorker:
             workload, scheme, segments, DeviceBytes(plan_buffers(workload, scheme.runs).peak_bytes)
         )
         memory = self._encoder_memory(workload)
-        memory.out.fill_(float("nan"))
+        memory.poison()
         self._cupy.cuda.runtime.deviceSynchronize()
         forward = partial(encoder.forward, memory.x.data_ptr(), memory.weights, memory.out.data_ptr(), self._stream.ptr)
         forward()
         self._stream.synchronize()
-        if not bool(memory.out.isfinite().all()):
-            return Measured(Status.WRONG_RESULT, "the forward's output is not finite")
+        verdict = memory.verdict()
         verified = time.perf_counter()
+        checked = _checked(verdict, verified - start)
+        if not verdict.passed:
+            return checked
         timing = time_forward(self._stream, forward, workload.layers * len(segments), task.replays)
-        return Measured(
-            Status.OK,
+        return replace(
+            checked,
+            status=Status.OK,
             samples_us=timing.samples_us,
-            verify_seconds=verified - start,
             measure_seconds=time.perf_counter() - verified,
             detail=self._health(),
         )

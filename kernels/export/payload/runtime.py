@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
@@ -97,6 +97,12 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     return strides[: len(shape)]
 
 
+class _Stream(NamedTuple):
+    """All that CuPy asks of a stream to launch on it."""
+
+    ptr: int
+
+
 @dataclass(frozen=True)
 class _Kernel:
     function: Any
@@ -105,19 +111,18 @@ class _Kernel:
     shared_bytes: int
     arguments: tuple[str, ...]
 
-    def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
+    def launch(self, pointers: Mapping[str, int], stream: _Stream) -> None:
         import numpy as np
 
         arguments = tuple(np.uintp(pointers[name]) for name in self.arguments)
-        with stream:
-            self.function(self.grid, self.block, arguments, shared_mem=self.shared_bytes)
+        self.function(self.grid, self.block, arguments, self.shared_bytes, stream)
 
 
 @dataclass(frozen=True)
 class _LibraryCall:
     call: Any
 
-    def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
+    def launch(self, pointers: Mapping[str, int], stream: _Stream) -> None:
         self.call.launch(pointers, stream.ptr)
 
 
@@ -192,7 +197,7 @@ class Encoder:
         """
         import cupy
 
-        queue = cupy.cuda.ExternalStream(stream) if stream else cupy.cuda.get_current_stream()
+        queue = _Stream(cupy.cuda.get_current_stream().ptr if stream is None else stream)
         layers = int(self.manifest["workload"]["layers"])
         if len(weights) != layers:
             raise ExportError(f"weights holds {len(weights)} layers; this encoder has {layers}")
@@ -236,7 +241,7 @@ class Encoder:
         if segment["shared_bytes"] > 48 * 1024:
             function.max_dynamic_shared_size_bytes = segment["shared_bytes"]
         return _Kernel(
-            function,
+            function.kernel,
             tuple(segment["grid"]),
             tuple(segment["block"]),
             segment["shared_bytes"],
