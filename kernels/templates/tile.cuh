@@ -30,7 +30,6 @@ constexpr int kWordBits = 32;        // mask bits in a word
 constexpr int kVectorBytes = 16;
 constexpr int kVectorElements = 8;
 constexpr int kQuad = 4;  // lanes that share an mma row
-constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);
 
 // What the block and its warps cover, derived from the constants of a rendered shape.
 template <class Shape>
@@ -129,24 +128,19 @@ template <class Shape>
 struct Gather {
     using Tile = Tiling<Shape>;
     using Element = typename Shape::Element;
+    static constexpr int kPending = Tile::kStages > 1 ? Tile::kStages - 2 : 0;  // groups newer than the one needed
 
     const Element* keys;  // the thread's channels of this head's first key; values lie kWidth elements further
     const int* columns;
     int first_row;
     int vector;
     int next[Tile::kCopies];  // columns of the chunk to be copied next; -1 where there is none
-    uint4 key_bias, value_bias;
 
-    __device__ __forceinline__ void start(const Element* head_query, const Element* head_bias, const int* plan_columns) {
+    __device__ __forceinline__ void start(const Element* head_query, const int* plan_columns) {
         first_row = threadIdx.x / Tile::kRowVectors;
         vector = threadIdx.x % Tile::kRowVectors;
         keys = head_query + Tile::kWidth + vector * kVectorElements;
         columns = plan_columns;
-        if constexpr (Shape::kAddBias) {
-            const Element* bias = head_bias + Tile::kWidth + vector * kVectorElements;
-            key_bias = *reinterpret_cast<const uint4*>(bias);
-            value_bias = *reinterpret_cast<const uint4*>(bias + Tile::kWidth);
-        }
     }
 
     __device__ __forceinline__ bool covers(int row) const {
@@ -175,8 +169,13 @@ struct Gather {
         }
     }
 
-    // Adds the bias to what this thread itself copied; its copies must have arrived.
-    __device__ __forceinline__ void add_bias(char* stage) const {
+    // Waits for the oldest chunk and adds the bias to what this thread itself copied of it. The bias is read anew for
+    // each chunk: it comes from the nearest cache while the copies are on their way, and leaves registers to the sums.
+    __device__ __forceinline__ void add_bias(char* stage, const Element* head_bias) const {
+        const Element* bias = head_bias + Tile::kWidth + vector * kVectorElements;
+        const uint4 key_bias = *reinterpret_cast<const uint4*>(bias);
+        const uint4 value_bias = *reinterpret_cast<const uint4*>(bias + Tile::kWidth);
+        wait_copies<kPending>();
 #pragma unroll
         for (int i = 0; i < Tile::kCopies; ++i) {
             const int row = first_row + i * Tile::kCopyRows;
@@ -219,7 +218,7 @@ struct WarpTile {
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            maximum[r] = kMinusInfinity;
+            maximum[r] = negative_infinity();
             total[r] = 0.0f;
         }
     }
@@ -312,7 +311,7 @@ struct WarpTile {
             for (int i = 0; i < 4; ++i) {
                 const int bit = n * kFragmentColumns + i % 2;
                 const unsigned keep = kept[i / 2].values[bit / kWordBits] & 1u << bit % kWordBits;
-                scores[n][i] = keep ? scores[n][i] : kMinusInfinity;
+                scores[n][i] = keep ? scores[n][i] : negative_infinity();
             }
         }
     }
@@ -347,7 +346,7 @@ struct WarpTile {
         float factor[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            base[r] = highest[r] == kMinusInfinity ? 0.0f : highest[r] * Shape::kScaleLog2;
+            base[r] = highest[r] == negative_infinity() ? 0.0f : highest[r] * Shape::kScaleLog2;
             factor[r] = exp2_approximate(fmaf(maximum[r], Shape::kScaleLog2, -base[r]));
             maximum[r] = highest[r];
             total[r] *= factor[r];
@@ -475,7 +474,7 @@ __device__ __forceinline__ void tile_attention(const typename Shape::Element* qk
     const typename Shape::Element* head_bias = bias + head * Tile::kHeadDim;
 
     Gather<Shape> gather;
-    gather.start(head_qkv, head_bias, columns);
+    gather.start(head_qkv, columns);
     const int first_chunk = mask * Tile::kTiles + tile;
     gather.fetch_columns(first_chunk);
     const int* span = starts + mask * (Tile::kTiles + 1) + tile;
@@ -483,17 +482,13 @@ __device__ __forceinline__ void tile_attention(const typename Shape::Element* qk
     const int chunks = span[1] - more;
 
     const unsigned stages = shared_address(shared);
-    int copied = 0;  // chunks whose copies have begun
-    const auto copy_next = [&](int stage) {
-        if (copied < chunks) {
-            gather.copy(stages + stage * Tile::kStageBytes);
-            ++copied;
-            if (copied < chunks) gather.fetch_columns(more + copied);
-        }
+    const auto copy_chunk = [&](int chunk, int stage) {
+        if (chunk < chunks) gather.copy(stages + stage * Tile::kStageBytes);
+        if (chunk + 1 < chunks) gather.fetch_columns(more + chunk + 1);
         commit_copies();
     };
 #pragma unroll
-    for (int stage = 0; stage < Tile::kStages - 1; ++stage) copy_next(stage);
+    for (int ahead = 0; ahead < Tile::kStages - 1; ++ahead) copy_chunk(ahead, ahead);
 
     WarpTile<Shape> warp;
     typename WarpTile<Shape>::Words kept[2];
@@ -505,15 +500,16 @@ __device__ __forceinline__ void tile_attention(const typename Shape::Element* qk
     for (int chunk = 0; chunk < chunks; ++chunk) {
         if constexpr (Tile::kStages == 1) {
             __syncthreads();  // the chunk before has been used
-            copy_next(0);
-            wait_copies<0>();
-        } else {
-            wait_copies<Tile::kStages - 2>();
+            copy_chunk(chunk, 0);
         }
-        if constexpr (Shape::kAddBias) gather.add_bias(shared + stage * Tile::kStageBytes);
+        if constexpr (Shape::kAddBias) {
+            gather.add_bias(shared + stage * Tile::kStageBytes, head_bias);
+        } else {
+            wait_copies<Gather<Shape>::kPending>();
+        }
         __syncthreads();  // this chunk has arrived for all threads, and all have used the one before
         if constexpr (Tile::kStages > 1) {
-            copy_next(free_stage);
+            copy_chunk(chunk + Tile::kStages - 1, free_stage);
             free_stage = stage;
         }
         typename WarpTile<Shape>::Words next[2] = {kept[0], kept[1]};

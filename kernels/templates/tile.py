@@ -11,6 +11,7 @@ from atoffer_rl.dtype import DType
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
 from atoffer_rl.mask_plan import TilePlan, tile_plan
 from atoffer_rl.operators import run_activations, run_results, run_weights
 from atoffer_rl.run import Run
@@ -18,14 +19,19 @@ from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
-ELEMENTS = {DType.FLOAT16: "__half", DType.BFLOAT16: "__nv_bfloat16"}
 HEAD_DIMS = (32, 64, 128)
+WARP_COLUMNS = (16, 32, 64, 128)
+OLDEST_ARCH = 80
 BIAS_OPERATOR = 1
 MERGE_OPERATOR = 6
 FRAGMENT_ROWS = 16
 WARP_LANES = 32
-MAX_WARPS = 8  # with more, a thread has fewer registers than its fragments need
+MAX_WARPS = 8
+VECTOR_BYTES = 16
 PLAN_NAMES = ("tile_starts", "tile_columns", "tile_words")
+REGISTER_LIMITS = ((66, 128), (84, 168), (104, 200), (168, 256))
+"""Up to how many values kept across a chunk fit, without spilling, into how many registers of a thread."""
+MULTIPROCESSOR_REGISTERS = 65_536  # of every arch that compiles this
 
 
 class TileAttention:
@@ -36,31 +42,17 @@ class TileAttention:
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why this template cannot implement `run` of `workload` at all; None if it can."""
-        if workload.element not in ELEMENTS:
+        if workload.element is DType.FLOAT32:
             return "tensor cores have no exact product of float32: use float16 or bfloat16"
         if workload.head_dim not in HEAD_DIMS:
             return f"head_dim must be 32, 64 or 128, not {workload.head_dim}"
-        masks = _mask_batches(workload)
-        if masks not in (1, workload.batch):
-            return f"the mask file holds {masks} masks for a batch of {workload.batch}"
+        if int(device.arch.removeprefix("sm_").rstrip("af")) < OLDEST_ARCH:
+            return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
         return None
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""
-        row_warps, extra_rows = divmod(values["tile_rows"], FRAGMENT_ROWS)
-        if extra_rows or not row_warps:
-            return "tile_rows must be a multiple of 16"
-        if values["warps"] > MAX_WARPS or values["warps"] % row_warps:
-            return f"warps must be a multiple of tile_rows / 16 up to {MAX_WARPS}"
-        columns = values["chunk"] * row_warps // values["warps"]
-        if columns not in (16, 32, 64, 128):
-            return "each warp must take 16, 32, 64 or 128 columns of a chunk"
-        if values["stages"] < 1:
-            return "at least one stage is needed"
-        needed = shared_bytes(workload, values)
-        if needed > device.shared_bytes_per_block:
-            return f"{needed} bytes of shared memory are needed, {device.shared_bytes_per_block} are there"
-        return None
+        return _bad_tiling(values) or _too_large(workload, values, device)
 
     def program(self, workload: Workload, choice: Choice) -> KernelProgram:
         """The rendered kernel of `choice`."""
@@ -69,14 +61,15 @@ class TileAttention:
         source = render(
             "tile.cu.j2",
             entry=entry,
-            element=ELEMENTS[workload.element],
+            element=ELEMENT_TYPES[workload.element],
             seq_len=workload.seq_len,
             heads=workload.heads,
             head_dim=workload.head_dim,
-            mask_batches=_mask_batches(workload),
+            mask_batches=workload.mask_spec.batches(workload.seq_len),
             add_bias="true" if BIAS_OPERATOR in run else "false",
             merged="true" if MERGE_OPERATOR in run else "false",
             scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
+            min_blocks=_min_blocks(kept_values(workload, values), values["warps"] * WARP_LANES),
             **values,
         )
         return KernelProgram(
@@ -93,7 +86,7 @@ class TileAttention:
     def work(self, workload: Workload, choice: Choice) -> Work:
         """Bytes and flops of `choice`: each tile reads the columns it gathers, and multiplies whole chunks."""
         w, plan = workload, _plan(workload, choice["tile_rows"], choice["chunk"])
-        repeats = w.batch // _mask_batches(w)
+        repeats = w.batch // w.mask_spec.batches(w.seq_len)
         row_bytes = w.width * w.element.itemsize
         tensors = layer_tensors(w)
         plan_bytes = sum(array.nbytes for array in (plan.starts, plan.columns, plan.words))
@@ -117,6 +110,28 @@ class TileAttention:
         )
 
 
+def _bad_tiling(values: Mapping[str, int]) -> str | None:
+    row_warps, ragged_rows = divmod(values["tile_rows"], FRAGMENT_ROWS)
+    if ragged_rows or not row_warps:
+        return "tile_rows must be a multiple of 16"
+    if values["warps"] not in range(row_warps, MAX_WARPS + 1, row_warps):
+        return f"warps must be a multiple of tile_rows / 16 up to {MAX_WARPS}"
+    if values["chunk"] not in [columns * values["warps"] // row_warps for columns in WARP_COLUMNS]:
+        return "each warp must take 16, 32, 64 or 128 columns of a chunk"
+    if values["stages"] < 1:
+        return "at least one stage is needed"
+    return None
+
+
+def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+    needed, kept, fitting = shared_bytes(workload, values), kept_values(workload, values), REGISTER_LIMITS[-1][0]
+    if needed > device.shared_bytes_per_block:
+        return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
+    if kept > fitting:
+        return f"a thread would keep {kept} values across a chunk, its registers hold {fitting}"
+    return None
+
+
 def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
     """Dynamic shared memory of a block: the stages, reused at the end for the result and the column warps' sums."""
     row_bytes = workload.head_dim * workload.element.itemsize
@@ -126,8 +141,19 @@ def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
     return max(stages, values["tile_rows"] * row_bytes + (values["warps"] - row_warps) * partial_bytes)
 
 
-def _mask_batches(workload: Workload) -> int:
-    return workload.mask_spec.keep(workload.seq_len).shape[0]
+def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
+    """Registers' worth of values that a thread keeps across a chunk: fragments, columns to copy."""
+    head_dim, chunk, threads = workload.head_dim, values["chunk"], values["warps"] * WARP_LANES
+    warp_columns = chunk * (values["tile_rows"] // FRAGMENT_ROWS) // values["warps"]
+    sums, scores, queries = head_dim // 2, warp_columns // 2, head_dim // 4
+    copies = -(-chunk * head_dim * workload.element.itemsize // (VECTOR_BYTES * threads))
+    return sums + scores + queries + copies
+
+
+def _min_blocks(kept: int, threads: int) -> int:
+    """Blocks that a multiprocessor must have room for, which is how a thread's registers are limited."""
+    registers = next(limit for fits, limit in REGISTER_LIMITS if kept <= fits)
+    return MULTIPROCESSOR_REGISTERS // (registers * threads)
 
 
 def _plan(workload: Workload, tile_rows: int, chunk: int) -> TilePlan:
