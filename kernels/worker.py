@@ -193,9 +193,11 @@ class GpuWorker:
 
     def __init__(self, program_of: ProgramOf, device: DeviceSpec) -> None:
         import cupy
+        import torch
 
         from atoffer_rl.kernels.machine import Monitor
 
+        torch.zeros(1, device="cuda")  # loaded before the first time limit begins
         self.device = device
         self._program_of = program_of
         self._cupy = cupy

@@ -14,7 +14,9 @@ from atoffer_rl.records import RECORDS_FOLDER, describe, load_table, table_paths
 from atoffer_rl.store import Store
 from atoffer_rl.table_summary import check_sums
 
-app = typer.Typer(help="Recorded tables and the store of live trials.", no_args_is_help=True)
+app = typer.Typer(
+    help="Recorded tables and the store of live trials.\n\nExample: atoffer records list", no_args_is_help=True
+)
 StoreOption = Annotated[Path | None, typer.Option(help="The store; the default one if left out.")]
 FolderOption = Annotated[Path, typer.Option(help="Where the tables are.")]
 

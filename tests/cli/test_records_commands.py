@@ -1,0 +1,89 @@
+"""`atoffer record`, `records` and `doctor` where there is no GPU."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from atoffer_rl.kernels import machine
+from atoffer_rl.records import save_table
+from atoffer_rl.shortest_path import best_schemes
+from atoffer_rl.store import Store
+from atoffer_rl.table_summary import latencies
+from atoffer_rl.workload import Workload
+from tests.core.test_store import segment_trial
+from tests.synthetic import synthetic_table, with_forwards
+
+WORKLOAD = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128, layers=2)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    table = synthetic_table(WORKLOAD)
+    schemes = [scheme for _, scheme in best_schemes(latencies(table.segments(WORKLOAD)), 40)]
+    save_table(with_forwards(table, WORKLOAD, schemes), tmp_path / "records" / "toy.jsonl.gz")
+    return tmp_path / "records"
+
+
+def test_list_shows_tables_and_the_store(atoffer, folder, tmp_path):
+    with Store(tmp_path / "store.db") as store:
+        store.add(segment_trial())
+    shown = atoffer("records", "list", "--folder", folder, "--store", tmp_path / "store.db", "--json")
+    value = json.loads(shown.out)
+    assert value["tables"][0]["forwards"] == 40
+    assert value["store"]["trials"] == {"segment ok": 1}
+    text = atoffer("records", "list", "--folder", folder, "--store", tmp_path / "store.db").out
+    assert "toy.jsonl.gz" in text
+    assert "1 segment ok" in text
+
+
+def test_check_tells_stale_sources(atoffer, folder):
+    value = json.loads(atoffer("records", "check", "--folder", folder, "--json").out)
+    assert value[0]["missing"] == 0
+    assert sum(value[0]["changed"].values()) == len(synthetic_table(WORKLOAD).trials)
+    assert value[0]["sums"]["forwards"] == 40
+    assert "rank correlation" in atoffer("records", "check", "--folder", folder).out
+
+
+def test_export_and_import(atoffer, tmp_path):
+    with Store(tmp_path / "one.db") as store:
+        store.add(segment_trial())
+    assert "1 trials" in atoffer("records", "export", tmp_path / "t.jsonl", "--store", tmp_path / "one.db").out
+    assert "1 trials" in atoffer("records", "import", tmp_path / "t.jsonl", "--store", tmp_path / "two.db").out
+    with Store(tmp_path / "two.db") as store:
+        assert list(store.trials()) == [segment_trial()]
+    (tmp_path / "bad.jsonl").write_text("{")
+    assert atoffer("records", "import", tmp_path / "bad.jsonl", "--store", tmp_path / "two.db").status == 1
+
+
+def test_a_damaged_table_is_one_line(atoffer, folder):
+    (folder / "bad.jsonl.gz").write_bytes(b"no gzip")
+    outcome = atoffer("records", "list", "--folder", folder)
+    assert outcome.status == 1
+    assert "bad.jsonl.gz" in outcome.err
+
+
+def test_recording_needs_a_gpu(atoffer, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    outcome = atoffer("record", "--store", tmp_path / "store.db")
+    assert outcome.status == 1
+    assert "NVIDIA GPU" in outcome.err
+
+
+def test_workloads_are_read_from_a_file(atoffer, tmp_path, monkeypatch):
+    from atoffer_rl.cli.record import read_workloads
+
+    values = [WORKLOAD, replace(WORKLOAD, mask="causal")]
+    (tmp_path / "w.json").write_text(json.dumps([value.to_json() for value in values]))
+    assert read_workloads(tmp_path / "w.json") == values
+    for text in ("[]", "{}", "[{}", '[{"batches": 3}]'):
+        (tmp_path / "w.json").write_text(text)
+        assert atoffer("record", "--workloads", tmp_path / "w.json").status == 1
+
+
+def test_doctor_says_what_is_missing(atoffer, monkeypatch):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    findings = json.loads(atoffer("doctor", "--json").out)
+    assert findings["compiling"].startswith("works")
+    assert "an NVIDIA GPU" in findings["live"]
+    assert "compiling" in atoffer("doctor").out
