@@ -78,7 +78,8 @@ def check_sums(table: RecordedTable, workload: Workload) -> SumCheck:
     finalists = best_schemes(by_choice, FINALISTS)
     if not finalists or finalists[0][1] not in forwards:
         raise NotRecorded(f"the oracle's forward of {describe(workload)} was not recorded: run atoffer record again")
-    sums = [scheme_sum_us(scheme, by_choice) for scheme in forwards]
+    # To the picosecond, so that equal sums tie in whatever order they were added.
+    sums = [round(scheme_sum_us(scheme, by_choice), 6) for scheme in forwards]
     measured = list(forwards.values())
     return SumCheck(
         forwards=len(forwards),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from atoffer_rl import __version__
-from atoffer_rl.cli import explain, masks, schemes
+from atoffer_rl.cli import bench, doctor, explain, export, masks, record, records, schemes, verify
 from atoffer_rl.cli.errors import run_guarded
 
 app = typer.Typer(
@@ -17,9 +17,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.command("schemes")(schemes.command)
+app.command("record")(record.command)
+app.add_typer(records.app, name="records")
+app.add_typer(bench.app, name="bench")
+app.command("export")(export.command)
+app.command("verify")(verify.command)
 app.command("explain")(explain.command)
+app.command("schemes")(schemes.command)
 app.command("masks")(masks.command)
+app.command("doctor")(doctor.command)
 
 
 def _print_version(asked: bool) -> None:

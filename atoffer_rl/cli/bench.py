@@ -13,7 +13,9 @@ from atoffer_rl.errors import AtofferError, LogError
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
 
-app = typer.Typer(help="Time ours beside eager and compiled PyTorch, with SDPA and FlexAttention, on this GPU.")
+app = typer.Typer(
+    help="Time ours beside eager and compiled PyTorch, with SDPA and FlexAttention, on this GPU.", no_args_is_help=True
+)
 
 RecordOption = Annotated[Path | None, typer.Option("--json", help="Also write the record, with all samples, here.")]
 ReplaysOption = Annotated[int, typer.Option(min=20, help="Timed replays of each contender.")]

@@ -11,21 +11,35 @@ from atoffer_rl.cli.app import app, run
 from atoffer_rl.cli.options import WORKLOAD_OPTIONS, workload_options
 from atoffer_rl.workload import Workload
 
-COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+def leaves(group, path=()):
+    """Every command as the words that lead to it."""
+    for name, command in getattr(group, "commands", {}).items():
+        yield from leaves(command, (*path, name)) if hasattr(command, "commands") else [(*path, name)]
+
+
+GROUP = typer.main.get_command(app)
+COMMANDS = list(leaves(GROUP))
 
 
 def test_bare_help_lists_every_command(atoffer):
     outcome = atoffer()
     assert outcome.status == 0
-    for name in COMMANDS:
-        assert f"\n  {name}" in outcome.out
+    for name in GROUP.commands:
+        assert f"\n  {name} " in outcome.out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_an_example(atoffer, name):
-    outcome = atoffer(name, "--help")
+@pytest.mark.parametrize("group", sorted({words[0] for words in COMMANDS if len(words) > 1}))
+def test_a_bare_group_says_what_it_holds(capsys, group):
+    assert run([group]) == 2
+    assert "Commands:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(atoffer, words):
+    outcome = atoffer(*words, "--help")
     assert outcome.status == 0
-    assert "Example: atoffer " in " ".join(outcome.out.split())
+    assert f"Example: atoffer {' '.join(words)}" in " ".join(outcome.out.split())
 
 
 def test_version(atoffer):
