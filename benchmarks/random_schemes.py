@@ -1,6 +1,6 @@
 """Random legal schemes and random AToffer codes, each run on the GPU and compared with float64.
 
-    python benchmarks/random_schemes.py --schemes 200 --codes 200 --json benchmarks/results/random_schemes.json
+Example: python benchmarks/random_schemes.py --schemes 200 --codes 200 --json random_schemes.json
 """
 
 import argparse
@@ -52,7 +52,7 @@ def describe(name: str, trials: list[Trial]) -> dict[str, object]:
 
 def main() -> int:
     """Check them all; status 1 if any is not right."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schemes", type=int, default=200)
     parser.add_argument("--codes", type=int, default=200)
     parser.add_argument("--batch", type=int, default=4)
