@@ -35,9 +35,9 @@ class RunLog:
         with self._writing():
             folder.mkdir(parents=True, exist_ok=True)
             self._lines = (folder / TRIALS_FILE).open("a", encoding="utf-8")
-            from torch.utils.tensorboard.writer import SummaryWriter
+            from torch.utils.tensorboard.writer import SummaryWriter as Writer
 
-            self._writer = SummaryWriter(str(folder))
+            self._writer = Writer(str(folder))
 
     def __enter__(self) -> Self:
         return self
@@ -72,9 +72,9 @@ class RunLog:
         from torch.utils.tensorboard.summary import hparams
 
         plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in values.items()}
-        writer = self._writer._get_file_writer()  # type: ignore[no-untyped-call]
+        writer = self._writer._get_file_writer()
         with self._writing():
-            for summary in hparams(plain, dict(metrics)):  # type: ignore[no-untyped-call]
+            for summary in hparams(plain, dict(metrics)):
                 writer.add_summary(summary)
             for tag, value in metrics.items():
                 self._writer.add_scalar(tag, value)

@@ -121,7 +121,7 @@ def partitions(legal: frozenset[Run], first: int = 0) -> Iterator[tuple[Run, ...
 
 def count_partitions(legal: frozenset[Run]) -> int:
     """How many ways there are to cut the layer into runs of `legal`."""
-    return count_schemes({run: 1 for run in legal})
+    return count_schemes(dict.fromkeys(legal, 1))
 
 
 def count_schemes(choice_counts: Mapping[Run, int]) -> int:

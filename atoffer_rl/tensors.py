@@ -62,9 +62,6 @@ def layer_tensors(workload: Workload) -> dict[str, Tensor]:
         "b_ffn1": ((ffn,), low),
         "w_ffn2": ((width, ffn), low),
     }
-    shapes |= {
-        name: (rows, low)
-        for name in ("merged", "out_raw", "attn_sum", "attn_norm", "ffn2_raw", "ffn_sum", "y")
-    }
-    shapes |= {name: ((width,), low) for name in ("b_out", "gamma_1", "beta_1", "b_ffn2", "gamma_2", "beta_2")}
+    shapes |= dict.fromkeys(("merged", "out_raw", "attn_sum", "attn_norm", "ffn2_raw", "ffn_sum", "y"), (rows, low))
+    shapes |= dict.fromkeys(("b_out", "gamma_1", "beta_1", "b_ffn2", "gamma_2", "beta_2"), ((width,), low))
     return {name: Tensor(name, shape, dtype) for name, (shape, dtype) in shapes.items()}

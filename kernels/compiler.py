@@ -32,7 +32,11 @@ def include_folders() -> tuple[str, ...]:
     spec = find_spec("nvidia")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     roots += [Path("/usr/local/cuda")]
-    candidates = [folder for root in roots for folder in (*sorted(root.glob("cu1*/include")), *sorted(root.glob("*/include")), root / "include")]
+    candidates = [
+        folder
+        for root in roots
+        for folder in (*sorted(root.glob("cu1*/include")), *sorted(root.glob("*/include")), root / "include")
+    ]
     cuda = [folder for folder in candidates if (folder / "cuda_fp16.h").exists()]
     if not cuda:
         raise CompileError("CUDA's headers are missing: pip install nvidia-cuda-runtime nvidia-cuda-crt")
@@ -55,7 +59,9 @@ def compile_kernel(program: KernelProgram, arch: str) -> bytes:
     """
     from cuda.core import Program, ProgramOptions
 
-    options = ProgramOptions(arch=arch, std=STANDARD, include_path=list(include_folders()), extra_device_vectorization=True)
+    options = ProgramOptions(
+        arch=arch, std=STANDARD, include_path=list(include_folders()), extra_device_vectorization=True
+    )
     try:
         return bytes(Program(program.source, "c++", options).compile("cubin").code)
     except Exception as error:

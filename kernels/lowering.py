@@ -36,7 +36,7 @@ def lower(program: AtofferProgram, workload: Workload, device: DeviceSpec = H100
 
 @lru_cache(maxsize=4096)
 def _split(run: Run, names: tuple[str, ...], workload: Workload, device: DeviceSpec) -> tuple[Choice, ...]:
-    """The default choices that cover `run`: as few as possible, of those the longest first; none if it cannot be covered."""
+    """The default choices that cover `run`: as few as possible, the longest first; none if nothing covers it."""
     best: tuple[Choice, ...] = ()
     for last in range(run.last, run.first - 1, -1):
         head = _default(Run(run.first, last), names, workload, device)

@@ -52,7 +52,9 @@ def template_choices(name: str, workload: Workload, run: Run, device: DeviceSpec
         if template.impossible(workload, run, dict(values), device) is None
     ]
     if len(possible) > MAX_CHOICES:
-        raise SchemeError(f"template {name} offers {len(possible)} choices for {run}; its space file must keep {MAX_CHOICES}")
+        raise SchemeError(
+            f"template {name} offers {len(possible)} choices for {run}; its space file must keep {MAX_CHOICES}"
+        )
     return tuple(possible)
 
 
@@ -77,7 +79,8 @@ def legal_runs(workload: Workload, device: DeviceSpec = H100) -> frozenset[Run]:
         if any(run.last == end and run.first in reached for run in runs):
             reached.add(end + 1)
     if OPERATOR_COUNT not in reached:
-        raise NoTemplate(f"no templates cover operator {max(reached)} of this workload: see atoffer schemes --why {max(reached)} {max(reached)}")
+        stuck = max(reached)
+        raise NoTemplate(f"no template covers operator {stuck} here: see atoffer schemes --why {stuck} {stuck}")
     return runs
 
 
@@ -86,13 +89,14 @@ def why(workload: Workload, run: Run, device: DeviceSpec = H100) -> str:
     choices = legal_choices(workload, run, device)
     if choices:
         names = sorted({choice.template for choice in choices})
-        return f"{run} is legal: {', '.join(names)} offer {len(choices)} choices."
+        verb = "offers" if len(names) == 1 else "offer"
+        return f"{run} is legal: {', '.join(names)} {verb} {len(choices)} choices."
     reasons = [
         f"{template.name}: {template.why_not(workload, run, device) or 'every choice breaks a hard rule'}"
         for template in all_templates()
         if run in template.runs
     ]
-    return f"{run} is not legal: " + ("; ".join(reasons) if reasons else "no template implements these operators together") + "."
+    return f"{run} is not legal: {'; '.join(reasons) or 'no template implements these operators together'}."
 
 
 def check_scheme(workload: Workload, scheme: Scheme, device: DeviceSpec = H100) -> None:
@@ -103,14 +107,21 @@ def check_scheme(workload: Workload, scheme: Scheme, device: DeviceSpec = H100) 
     """
     for choice in scheme.choices:
         if choice not in legal_choices(workload, choice.run, device):
-            raise SchemeError(f"{choice} is not legal for this workload: see atoffer schemes --why {choice.run.first} {choice.run.last}")
+            ends = f"{choice.run.first} {choice.run.last}"
+            raise SchemeError(f"{choice} is not legal for this workload: see atoffer schemes --why {ends}")
 
 
 def unfused(workload: Workload, device: DeviceSpec = H100) -> Scheme:
-    """One segment an operator, each with the default choice of a generated template."""
+    """One segment an operator, each with the default choice of a generated template.
+
+    Raises:
+        NoTemplate: If an operator has none.
+    """
     choices = []
     for operator in range(OPERATOR_COUNT):
         offered = legal_choices(workload, Run(operator, operator), device)
         generated = [choice for choice in offered if choice.template != "cublaslt"]
+        if not generated:
+            raise NoTemplate(f"no generated template: {why(workload, Run(operator, operator), device)}")
         choices.append(generated[0])
     return Scheme(tuple(choices))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoffer_rl.device import DeviceSpec
+from atoffer_rl.kernels.program import Program
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
-from atoffer_rl.kernels.program import Program
 
 
 @dataclass(frozen=True)

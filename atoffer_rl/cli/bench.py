@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from atoffer_rl.cli.explain import read_scheme
 from atoffer_rl.cli.options import workload_options
 from atoffer_rl.cli.output import print_line, print_table
+from atoffer_rl.cli.scheme_source import read_scheme
 from atoffer_rl.errors import AtofferError, LogError
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
@@ -76,7 +76,7 @@ def encoder(
     measurer, line = open_measurer("cuda", workload, store)
     print_line(line)
     try:
-        chosen = read_scheme(scheme) if scheme is not None else _search(workload, measurer, searcher, budget)
+        chosen = read_scheme(scheme, workload) if scheme is not None else _search(workload, measurer, searcher, budget)
     finally:
         measurer.close()
     from atoffer_rl.bench.encoder import bench_encoder

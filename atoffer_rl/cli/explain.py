@@ -1,6 +1,5 @@
 """`atoffer explain`: what a scheme does, and where its time goes."""
 
-import json as json_format
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +8,11 @@ import typer
 
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line, print_table
+from atoffer_rl.cli.scheme_source import read_scheme, recorded_table
 from atoffer_rl.device import H100, DeviceSpec
 from atoffer_rl.errors import NotRecorded, SchemeError
 from atoffer_rl.operators import run_operators
-from atoffer_rl.records import RecordedTable, describe, list_workloads, recorded_workloads, table_for
+from atoffer_rl.records import RecordedTable, describe, list_workloads, recorded_workloads
 from atoffer_rl.roofline import floor_us
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.workload import Workload
@@ -59,7 +59,7 @@ def command(
 
     Example: atoffer explain --batch 16 --seq-len 256 --code 41115
     """
-    table = _recorded(workload)
+    table = recorded_table(workload)
     chosen, origin = _chosen(workload, scheme, code, table)
     device = table.device if table is not None else H100
     rows = _rows(workload, chosen, table, device)
@@ -69,13 +69,6 @@ def command(
         _print_text(workload, origin, table, device, rows)
 
 
-def _recorded(workload: Workload) -> RecordedTable | None:
-    try:
-        return table_for(workload)
-    except NotRecorded:
-        return None
-
-
 def _chosen(workload: Workload, path: Path | None, code: int | None, table: RecordedTable | None) -> tuple[Scheme, str]:
     from atoffer_rl.kernels.registry import check_scheme
     from atoffer_rl.table_summary import oracle
@@ -83,7 +76,7 @@ def _chosen(workload: Workload, path: Path | None, code: int | None, table: Reco
     if path is not None and code is not None:
         raise SchemeError("--scheme and --code are two schemes: give one of them")
     if path is not None:
-        chosen, origin = read_scheme(path), f"the scheme in {path}"
+        chosen, origin = read_scheme(path, workload), f"the scheme in {path}"
     elif code is not None:
         from atoffer_rl.atoffer_code import AtofferProgram
         from atoffer_rl.kernels.lowering import lower
@@ -96,22 +89,6 @@ def _chosen(workload: Workload, path: Path | None, code: int | None, table: Reco
         raise NotRecorded(f"{describe(workload)} was never recorded: give --scheme or --code; recorded: {recorded}")
     check_scheme(workload, chosen)
     return chosen, origin
-
-
-def read_scheme(path: Path) -> Scheme:
-    """The scheme in a JSON file, by itself or under the key `scheme`.
-
-    Raises:
-        SchemeError: If the file cannot be read, or holds none.
-    """
-    try:
-        value = json_format.loads(path.read_text())
-    except OSError as error:
-        raise SchemeError(f"cannot read scheme {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise SchemeError(f"{path} is not JSON: {error}") from error
-    inner = value.get("scheme", value) if isinstance(value, dict) else value
-    return Scheme.from_json(inner)
 
 
 def _rows(workload: Workload, scheme: Scheme, table: RecordedTable | None, device: DeviceSpec) -> list[Row]:

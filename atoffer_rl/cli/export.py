@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from atoffer_rl.cli.explain import read_scheme
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line
+from atoffer_rl.cli.scheme_source import read_scheme, recorded_table
 from atoffer_rl.device import H100
 from atoffer_rl.errors import NotRecorded
-from atoffer_rl.records import RecordedTable, table_for
+from atoffer_rl.records import RecordedTable
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
 
@@ -35,9 +35,9 @@ def command(
     """
     from atoffer_rl.kernels.export.writer import Export, write_export
 
-    table = _recorded(workload)
+    table = recorded_table(workload)
     device = table.device if table is not None else H100
-    chosen = read_scheme(scheme) if scheme is not None else _best_recorded(workload, table)
+    chosen = read_scheme(scheme, workload) if scheme is not None else _best_recorded(workload, table)
     trials = table.segments(workload) if table is not None else {}
     forward = table.forwards(workload).get(chosen) if table is not None else None
     archs = tuple(arch or [device.arch])
@@ -47,13 +47,6 @@ def command(
     else:
         print_line(f"{folder}: {len(chosen.choices)} segments for {', '.join(archs)}")
         print_line(f"check it where it is used: python {folder}/runtime.py verify")
-
-
-def _recorded(workload: Workload) -> RecordedTable | None:
-    try:
-        return table_for(workload)
-    except NotRecorded:
-        return None
 
 
 def _best_recorded(workload: Workload, table: RecordedTable | None) -> Scheme:

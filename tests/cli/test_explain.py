@@ -58,6 +58,17 @@ def test_a_scheme_of_another_workload(atoffer, tmp_path):
     assert "is not legal for this workload" in outcome.err
 
 
+def test_a_result_of_another_workload(atoffer, tmp_path):
+    path = tmp_path / "result.json"
+    workload = Workload(mask="fixed", layers=3)
+    scheme = lower(AtofferProgram.from_code(0), workload)
+    path.write_text(json.dumps({"workload": workload.to_json(), "scheme": scheme.to_json()}))
+    assert atoffer("explain", "--scheme", path, "--mask", "fixed").status == 0
+    outcome = atoffer("explain", "--scheme", path, "--mask", "causal")
+    assert outcome.status == 1
+    assert "fixed:block=16, gelu, float16, but the options say" in outcome.err
+
+
 def test_nothing_to_explain(atoffer, tmp_path):
     assert "give --scheme or --code" in atoffer("explain", *NEVER_RECORDED).err
     assert "cannot read scheme" in atoffer("explain", "--scheme", tmp_path / "gone.json").err

@@ -118,7 +118,9 @@ def test_export_imports_nothing_of_the_package(folder: Path) -> None:
 def test_verify_ends_with_one_line_where_cupy_is_missing(folder: Path) -> None:
     if not _lacks_cupy():
         pytest.skip("CuPy is installed here")
-    done = subprocess.run([sys.executable, str(folder / "runtime.py"), "verify"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(folder / "runtime.py"), "verify"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("error: needs CuPy")
     assert done.stderr.count("\n") == 1
