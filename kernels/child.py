@@ -90,7 +90,12 @@ class Child:
         self._pipe, theirs = context.Pipe()
         arguments = (self._make_job, theirs, os.getpid())
         self._process = context.Process(target=_serve, args=arguments, name=self._name, daemon=True)
-        self._process.start()
+        # Ctrl-C is the parent's to handle, also while the process starts: it inherits what is blocked here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._ready = False
         self._deadline = time.monotonic() + START_SECONDS
@@ -173,7 +178,6 @@ class Child:
 
 def _serve(make_job: JobMaker, pipe: Connection, parent: int) -> None:
     """The process's main loop: make the job function, then answer until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     try:
         job, greeting = make_job()

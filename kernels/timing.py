@@ -59,20 +59,28 @@ class CapturedGraph:
 
         self._driver = driver
         self._stream = driver.CUstream(stream.ptr)
+        self.launches = len(launches)
+        graph = self._capture(launches)
+        try:
+            _, nodes = _checked(driver.cuGraphGetNodes(graph))
+            if nodes < kernels * len(launches):
+                raise LaunchError(
+                    f"{kernels * len(launches)} kernels left {nodes} nodes in the graph: some missed the stream"
+                )
+            self._executable = _checked(driver.cuGraphInstantiate(graph, 0))
+        finally:
+            _checked(driver.cuGraphDestroy(graph))
+
+    def _capture(self, launches: Sequence[Launch]) -> Any:
+        driver = self._driver
         _checked(driver.cuStreamBeginCapture(self._stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
         try:
             for launch in launches:
                 launch()
-        finally:
-            graph = _checked(driver.cuStreamEndCapture(self._stream))
-        _, nodes = _checked(driver.cuGraphGetNodes(graph))
-        if nodes < kernels * len(launches):
-            raise LaunchError(
-                f"{kernels * len(launches)} kernels left {nodes} nodes in the graph: some missed the stream"
-            )
-        self.launches = len(launches)
-        self._executable = _checked(driver.cuGraphInstantiate(graph, 0))
-        _checked(driver.cuGraphDestroy(graph))
+        except BaseException:
+            driver.cuStreamEndCapture(self._stream)  # a stream left capturing would fail all that follows
+            raise
+        return _checked(driver.cuStreamEndCapture(self._stream))
 
     def replay(self) -> None:
         """Enqueue all of it."""

@@ -1,5 +1,10 @@
 """The live measurer without a GPU: a planted worker crashes, hangs and errs, and the search goes on."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +119,45 @@ def test_a_crash_of_the_search_keeps_what_was_measured(make: Make, tmp_path: Pat
     assert [measurer.known(item) is not None for item in requests] == [True, True, False, False]
     assert all(trial.ok for trial in measurer.measure(requests))
     assert asked(tmp_path).count(str(requests[1].choice)) == 1
+
+
+SEARCH = """
+import sys
+from pathlib import Path
+from atoffer_rl.kernels.child import Child
+from atoffer_rl.kernels.compile_pool import CompilePool
+from atoffer_rl.kernels.cubin_cache import CubinCache
+from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
+from atoffer_rl.store import Store
+from tests.kernels import planted_jobs
+from tests.kernels.test_cuda_measurer import request
+folder = Path(sys.argv[1])
+measurer = CudaMeasurer(
+    Store(folder / "store.db"),
+    planted_jobs.toy_program,
+    Child(planted_jobs.gpu_maker(folder / "log"), "planted"),
+    CompilePool(1, make_job=planted_jobs.make_compiler),
+    CubinCache(folder),
+)
+measurer.on_trial = lambda trial: print("trial", flush=True)
+measurer.measure([request(planted_jobs.GOOD, number) for number in range(3)] + [request(planted_jobs.HANGS)])
+"""
+
+
+def test_a_killed_search_resumes_and_leaves_no_process(make: Make, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SEARCH, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as search:
+        assert search.stdout is not None
+        for _ in range(3):
+            assert search.stdout.readline() == "trial\n"
+        time.sleep(0.5)  # the worker hangs now
+        os.kill(search.pid, signal.SIGKILL)
+        # The children hold the pipe's other end: it closes when the last of them is gone.
+        search.stdout.read()
+    done = asked(tmp_path)
+    requests = [request(planted_jobs.GOOD, number) for number in range(3)]
+    assert all(trial.ok for trial in make().measure(requests))
+    assert asked(tmp_path) == done
 
 
 def test_trials_between_drifting_anchors_are_taken_again(make: Make, tmp_path: Path) -> None:
