@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels.anchors import DRIFT, drift
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.registry import legal_choices, legal_runs
@@ -81,6 +83,7 @@ def record_table(
         DeviceUnavailable: If the GPU was lost.
         StoreError: If a trial or the table cannot be kept.
     """
+    _check_writable(folder)
     deadline = time.monotonic() + (seconds if seconds is not None else float("inf"))
     recorder = _Recorder(measurer, tuple(workloads), deadline, tell, progress)
     try:
@@ -92,6 +95,16 @@ def record_table(
     if table is not None and path is not None:
         save_table(table, path)
     return Recording(table, path, done, recorder.measured)
+
+
+def _check_writable(folder: Path) -> None:
+    """Find out before hours of measuring whether the table can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise StoreError(f"cannot write into {folder}: {error.strerror}; choose another --folder") from error
 
 
 class _Recorder:

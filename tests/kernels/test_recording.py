@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels import recording
 from atoffer_rl.kernels.child import Child
 from atoffer_rl.kernels.compile_pool import CompilePool
@@ -103,7 +104,7 @@ def test_an_interrupted_recording_goes_on(make: Make, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         record_table(first, [FIRST], "toy", forwards=5, folder=folder, progress=interrupt)
     first.close()
-    assert not folder.exists()
+    assert not list(folder.iterdir())
     lines: list[str] = []
     second = make(anchors_us=(10.2,), log="second")
     done = record_table(second, [FIRST], "toy", forwards=5, folder=folder, tell=lines.append)
@@ -145,6 +146,12 @@ def test_it_stops_when_time_is_up(make: Make, tmp_path: Path) -> None:
     assert done.measured < 5
     done = record_table(make(log="second"), [FIRST], "toy", forwards=5, folder=tmp_path / "records")
     assert done.complete
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_at_once(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="choose another --folder"):
+        record_table(make(), [FIRST], "toy", folder=tmp_path / "file")
 
 
 def test_forwards_hold_the_least_sums_and_spread_over_the_others() -> None:
