@@ -51,27 +51,86 @@ class PPOConfig:
     settle_rollouts: int
 
 
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Hyperparameters of pre-training.
+
+    Attributes:
+        tables: Perturbed tables to train on.
+        imitation_rounds: Rounds of collecting states and imitating the teacher in them.
+        imitation_steps: States collected in a round.
+        imitation_epochs: Passes over all states collected so far, each round.
+        imitation_batch: States in a minibatch of imitation.
+        imitation_rate: Adam's learning rate while imitating.
+        timesteps: Steps of PPO on whole searches that follow.
+        n_envs: Environments, each with its own searches.
+        n_steps: Steps of each environment between updates.
+        batch_size: Steps in a minibatch.
+        n_epochs: Passes over a rollout.
+        learning_rate: Adam's.
+        gae_lambda: Bias against variance of the advantage estimate.
+        clip_range: PPO's clip.
+        ent_coef: Weight of the entropy bonus.
+        smallest_budget: Least units of a search.
+        largest_budget: Most units of a search.
+        hidden: Width of the network's hidden layers.
+    """
+
+    tables: int
+    imitation_rounds: int
+    imitation_steps: int
+    imitation_epochs: int
+    imitation_batch: int
+    imitation_rate: float
+    timesteps: int
+    n_envs: int
+    n_steps: int
+    batch_size: int
+    n_epochs: int
+    learning_rate: float
+    gae_lambda: float
+    clip_range: float
+    ent_coef: float
+    smallest_budget: int
+    largest_budget: int
+    hidden: int
+
+
 def ppo_config(changes: Mapping[str, Any] | None = None, path: Path = CONFIG_FOLDER / "ppo.yml") -> PPOConfig:
-    """The hyperparameters of `path`, `changes` taking precedence; a change to None changes nothing.
+    """The hyperparameters of a run; `changes` that are not None take precedence.
 
     Raises:
         AtofferError: If the file cannot be read, or a value is missing, unknown or of the wrong type.
     """
+    return PPOConfig(**_values(PPOConfig, path, changes or {}))
+
+
+def pretrain_config(
+    changes: Mapping[str, Any] | None = None, path: Path = CONFIG_FOLDER / "pretrain.yml"
+) -> PretrainConfig:
+    """The hyperparameters of pre-training; `changes` that are not None take precedence.
+
+    Raises:
+        AtofferError: If the file cannot be read, or a value is missing, unknown or of the wrong type.
+    """
+    return PretrainConfig(**_values(PretrainConfig, path, changes or {}))
+
+
+def _values(config: type, path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     try:
         values: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))[SECTION]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise AtofferError(f"cannot read hyperparameters from {path}: it needs a section {SECTION}") from error
-    values = values | {name: value for name, value in (changes or {}).items() if value is not None}
-    types = {field.name: field.type for field in fields(PPOConfig)}
+    values = values | {name: value for name, value in changes.items() if value is not None}
+    types = {field.name: field.type for field in fields(config)}
     if wrong := sorted(set(values) ^ set(types)):
         raise AtofferError(f"{path}: {', '.join(wrong)} unknown or missing")
-    for name, value in values.items():
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or (types[name] is int and value != int(value))
-        ):
-            raise AtofferError(
-                f"{path}: {name} must be a {'whole number' if types[name] is int else 'number'}, not {value!r}"
-            )
-    return PPOConfig(**{name: types[name](value) for name, value in values.items()})  # type: ignore[operator]
+    return {name: _checked(path, name, value, types[name]) for name, value in values.items()}
+
+
+def _checked(path: Path, name: str, value: Any, kind: Any) -> Any:
+    whole = kind is int
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or value < 0:
+        expected = "a whole number" if whole else "a number"
+        raise AtofferError(f"{path}: {name} must be {expected} from 0 on, not {value!r}")
+    return kind(value)

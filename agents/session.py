@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.picture import draw_scheme, scheme_table
 from atoffer_rl.kernels.ledger import Ledger
-from atoffer_rl.scheme import Scheme
+from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.shortest_path import CutGraph
 from atoffer_rl.trial import Status, Trial
 from atoffer_rl.workload import Workload
@@ -103,6 +103,7 @@ class Session:
         seed: Seed of everything random.
         oracle_us: Layer latency of the oracle's scheme where it is known.
         on_progress: Called with the newest point after every `note`.
+        restored: Choices that an earlier part of this search paid for.
     """
 
     ledger: Ledger
@@ -110,27 +111,35 @@ class Session:
     seed: int = 0
     oracle_us: float | None = None
     on_progress: Callable[[Point], None] | None = None
+    restored: tuple[Choice, ...] = ()
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
         self.history: list[Point] = []
-        self._free = len(self.ledger.trials) - self.ledger.units_spent
         self._graph = CutGraph()
-        self._seconds = 0.0
         self._statuses = dict.fromkeys(Status, 0)
-        self.note()
+        self._known = len(self.ledger.trials)
+        for trial in self.ledger.trials.values():
+            self._count(trial)
+        self._log_curves(self._point())
 
     @property
     def workload(self) -> Workload:
         """What is searched."""
         return self.ledger.workload
 
+    @property
+    def charged(self) -> tuple[Choice, ...]:
+        """Choices that this search paid for, in order."""
+        return self.restored + tuple(islice(self.ledger.trials, self._known, None))
+
     def note(self) -> None:
         """Log the trials measured since the last call; searchers call it whenever they have measured."""
         news = list(islice(self.ledger.trials.values(), sum(self._statuses.values()), None))
         best_us = self._graph.best_us
-        for trial in news:
-            self._note_trial(trial)
+        for later, trial in zip(range(len(news) - 1, -1, -1), news, strict=True):
+            self._count(trial)
+            self._log_trial(trial, self._point(later, sum(other.seconds for other in news[len(news) - later :])))
         if news:
             self._log_point(self.history[-1])
         if self._graph.best_us < best_us:
@@ -157,27 +166,26 @@ class Session:
         self.log.result(result.to_json() | {"workload": self.workload.to_json(), "seed": self.seed})
         return result
 
-    def _note_trial(self, trial: Trial) -> None:
+    def _count(self, trial: Trial) -> None:
         self._statuses[trial.status] += 1
-        units = max(0, sum(self._statuses.values()) - self._free)
-        self._seconds += trial.seconds if units else 0.0
         if trial.latency_us is not None and trial.run is not None:
             self._graph.lower(trial.run, trial.latency_us)
-        point = Point(units, self._seconds, self._graph.best_us)
-        self.history.append(point)
+
+    def _point(self, later_units: int = 0, later_seconds: float = 0.0) -> Point:
+        units, seconds = self.ledger.units_spent - later_units, self.ledger.seconds_spent - later_seconds
+        self.history.append(Point(units, seconds, self._graph.best_us))
+        return self.history[-1]
+
+    def _log_trial(self, trial: Trial, point: Point) -> None:
         self.log.trial(
-            {
-                "units": units,
-                "seconds": self._seconds,
-                "best_us": point.best_us,
-                "choice": str(trial.choice),
-                "status": trial.status.value,
-                "latency_us": trial.latency_us,
-            }
+            asdict(point) | {"choice": str(trial.choice), "status": trial.status.value, "latency_us": trial.latency_us}
         )
-        self.log.scalar("search/best_latency_us", point.best_us, units)
+        self._log_curves(point)
+
+    def _log_curves(self, point: Point) -> None:
+        self.log.scalar("search/best_latency_us", point.best_us, point.units)
         if self.oracle_us is not None:
-            self.log.scalar("search/regret", point.best_us / self.oracle_us - 1.0, units)
+            self.log.scalar("search/regret", point.best_us / self.oracle_us - 1.0, point.units)
 
     def _log_point(self, point: Point) -> None:
         self.log.scalar("search/units", point.units, point.units)

@@ -1,0 +1,121 @@
+"""Policies and checkpoints on disk: a zip of weights and plain JSON, nothing in it that can run code.
+
+A policy file holds the weights and what they fit; a checkpoint also holds the optimizer, the random state and
+what the run had measured, so that it can go on.
+"""
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoffer_rl.envs.space_hash import check_space_hash
+from atoffer_rl.errors import LogError, PolicyError
+
+FORMAT = "atoffer-policy-1"
+SHIPPED_POLICY = Path(__file__).parent / "policies" / "generalist.zip"
+EPOCH = (1980, 1, 1, 0, 0, 0)
+"""Time stamp of every member: same weights, same bytes."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A policy, and where a run stood.
+
+    Attributes:
+        weights: The policy's parameters by name.
+        hidden: Width of its hidden layers.
+        space: Hash of the observations and templates that the weights were trained for.
+        run: The run's configuration and progress as plain JSON values; empty for a policy alone.
+        optimizer: The optimizer's state; empty for a policy alone.
+        random_state: Torch's random state; None for a policy alone.
+    """
+
+    weights: Mapping[str, Tensor]
+    hidden: int
+    space: str
+    run: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    random_state: Tensor | None = None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a run can go on from here."""
+        return bool(self.run)
+
+    def policy_alone(self) -> "Checkpoint":
+        """The weights without the run."""
+        return Checkpoint(self.weights, self.hidden, self.space)
+
+
+def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
+    """Write `checkpoint` to `path`; the file is complete or the earlier one stays.
+
+    Raises:
+        LogError: If it cannot be written.
+    """
+    tensors: dict[str, Any] = {"weights": dict(checkpoint.weights)}
+    if checkpoint.resumable:
+        tensors |= {"optimizer": dict(checkpoint.optimizer), "random_state": checkpoint.random_state}
+    about = {
+        "format": FORMAT,
+        "hidden": checkpoint.hidden,
+        "space": checkpoint.space,
+        "run": dict(checkpoint.run),
+    }
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
+            _add(file, "about.json", json.dumps(about, indent=1).encode())
+            _add(file, "tensors.pt", _tensor_bytes(tensors))
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise LogError(f"cannot write checkpoint {path}: {error.strerror or error}") from error
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """The policy or checkpoint in `path`.
+
+    Raises:
+        PolicyError: If it is missing, damaged, or was trained for another space.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            about = json.loads(file.read("about.json"))
+            tensors = torch.load(io.BytesIO(file.read("tensors.pt")), map_location="cpu", weights_only=True)
+        if about["format"] != FORMAT:
+            raise PolicyError(f"{path} is of format {about['format']}, this version reads {FORMAT}: train it again")
+        checkpoint = Checkpoint(
+            weights=tensors["weights"],
+            hidden=int(about["hidden"]),
+            space=str(about["space"]),
+            run=dict(about["run"]),
+            optimizer=tensors.get("optimizer", {}),
+            random_state=tensors.get("random_state"),
+        )
+    except FileNotFoundError as error:
+        raise PolicyError(f"there is no policy {path}: give the path of a checkpoint.zip") from error
+    except (OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, NotImplementedError) as error:
+        raise PolicyError(f"{path} is damaged or not a checkpoint: use another, or train it again") from error
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, pickle.UnpicklingError) as error:
+        raise PolicyError(f"{path} is damaged or not a checkpoint: use another, or train it again") from error
+    check_space_hash(checkpoint.space)
+    return checkpoint
+
+
+def _add(file: zipfile.ZipFile, name: str, content: bytes) -> None:
+    file.writestr(zipfile.ZipInfo(name, EPOCH), content, zipfile.ZIP_DEFLATED)
+
+
+def _tensor_bytes(tensors: Mapping[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(dict(tensors), buffer)
+    return buffer.getvalue()

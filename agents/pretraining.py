@@ -1,0 +1,147 @@
+"""Training a policy to search, on recorded tables of other workloads, before it meets the one it is for.
+
+First it imitates the teacher in states that it and the teacher visit together, then PPO improves it on whole
+searches, whose reward is how much the best known scheme improves. Searches run on perturbed tables.
+
+Reference: Ross, Gordon and Bagnell, A reduction of imitation learning to no-regret online learning, 2011 (DAgger).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sb3_contrib import MaskablePPO
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from atoffer_rl.agents.checkpoint import Checkpoint
+from atoffer_rl.agents.hyperparameters import PretrainConfig
+from atoffer_rl.agents.imitation import imitation_step
+from atoffer_rl.agents.log import RunLog
+from atoffer_rl.agents.option_policy import OptionPolicy
+from atoffer_rl.agents.oracle import oracle
+from atoffer_rl.agents.rehearsal import Lesson
+from atoffer_rl.agents.sb3_log import sb3_logger
+from atoffer_rl.agents.teacher import teacher_action
+from atoffer_rl.agents.training_tables import Spread, TrainingTable
+from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
+from atoffer_rl.envs.observation import GLOBAL_SIZE
+from atoffer_rl.envs.search_episode import OpenLedger, Search, SearchEpisode
+from atoffer_rl.envs.space_hash import space_hash
+from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.registry import unfused
+
+
+def pretrain(tables: Sequence[TrainingTable], config: PretrainConfig, seed: int, log: RunLog) -> Checkpoint:
+    """A policy trained on perturbations of `tables`; the same arguments give the same policy."""
+    torch.set_num_threads(1)
+    searches = perturbed_searches(tables, config.tables, np.random.default_rng(seed))
+    model = _model(searches, config, seed)
+    model.set_logger(sb3_logger(log))
+    imitate(model, searches, config, np.random.default_rng(seed + 1), log)
+    if config.timesteps:
+        model.learn(config.timesteps)
+    return Checkpoint(weights=model.policy.state_dict(), hidden=config.hidden, space=space_hash())
+
+
+def perturbed_searches(
+    tables: Sequence[TrainingTable], count: int, rng: np.random.Generator, spread: Spread | None = None
+) -> list[Search]:
+    """`count` searches on perturbations of `tables`, evenly shared out; the tables themselves come first."""
+    searches = []
+    for k in range(count):
+        table = tables[k % len(tables)]
+        spared = frozenset(unfused(table.workload, table.device).choices)
+        scale = 0.0 if k < len(tables) else 1.0
+        perturbed = table.perturbed(rng, spread or Spread(), spared, scale)
+        searches.append(Search(_opener(perturbed), oracle(perturbed.workload, perturbed)[1]))
+    return searches
+
+
+def imitate(
+    model: MaskablePPO, searches: Sequence[Search], config: PretrainConfig, rng: np.random.Generator, log: RunLog
+) -> None:
+    """Teach the policy to do as the teacher does, in states that the two visit together."""
+    optimizer = torch.optim.Adam(model.policy.parameters(), lr=config.imitation_rate)
+    env = _search_episode(searches, config)
+    env.reset(seed=int(rng.integers(2**31)))
+    lessons: list[_States] = []
+    for round_number in range(config.imitation_rounds):
+        share = round_number / config.imitation_rounds
+        lessons.append(_visit(model, env, config.imitation_steps, share, rng))
+        loss = _fit(
+            model, _States(*(np.concatenate(parts) for parts in zip(*lessons, strict=True))), config, optimizer, rng
+        )
+        log.scalar("pretrain/imitation_loss", loss, round_number)
+
+
+class _States(NamedTuple):
+    observations: NDArray[np.float32]
+    actions: NDArray[np.int64]
+    masks: NDArray[np.bool_]
+
+
+def _opener(table: TrainingTable) -> OpenLedger:
+    return lambda units: Ledger(table.workload, table, units)
+
+
+def _search_episode(searches: Sequence[Search], config: PretrainConfig) -> SearchEpisode:
+    budgets = (config.smallest_budget, config.largest_budget)
+    return SearchEpisode(FusionSchemeEnv(ledger=searches[0].open(config.smallest_budget)), searches, budgets)
+
+
+def _model(searches: Sequence[Search], config: PretrainConfig, seed: int) -> MaskablePPO:
+    return MaskablePPO(
+        OptionPolicy,
+        DummyVecEnv([lambda: Monitor(_search_episode(searches, config))] * config.n_envs),
+        learning_rate=config.learning_rate,
+        n_steps=config.n_steps,
+        batch_size=config.batch_size,
+        n_epochs=config.n_epochs,
+        gamma=1.0,
+        gae_lambda=config.gae_lambda,
+        clip_range=config.clip_range,
+        ent_coef=config.ent_coef,
+        policy_kwargs={"global_fields": GLOBAL_SIZE, "hidden": config.hidden},
+        seed=seed,
+        device="cpu",
+    )
+
+
+def _visit(
+    model: MaskablePPO, env: SearchEpisode, steps: int, policy_share: float, rng: np.random.Generator
+) -> _States:
+    """States of searches in which the policy takes `policy_share` of the steps, with the teacher's actions."""
+    observations, actions, masks = [], [], []
+    observation, _ = env.reset()
+    for _ in range(steps):
+        mask = env.action_masks()
+        action = teacher_action(observation, mask)
+        observations.append(observation)
+        actions.append(action)
+        masks.append(mask)
+        if rng.uniform() < policy_share:
+            action = int(model.predict(observation, action_masks=mask)[0])
+        observation, _, over, _, _ = env.step(np.int64(action))
+        if over:
+            observation, _ = env.reset()
+    return _States(np.array(observations), np.array(actions), np.array(masks))
+
+
+def _fit(
+    model: MaskablePPO,
+    states: _States,
+    config: PretrainConfig,
+    optimizer: torch.optim.Optimizer,
+    rng: np.random.Generator,
+) -> float:
+    loss = 0.0
+    for _ in range(config.imitation_epochs):
+        order = rng.permutation(len(states.actions))
+        for start in range(0, len(order), config.imitation_batch):
+            batch = order[start : start + config.imitation_batch]
+            lesson = Lesson(*(torch.as_tensor(part[batch]) for part in states))
+            loss = imitation_step(model.policy, lesson, optimizer)
+    return loss

@@ -1,0 +1,86 @@
+"""Where a PPO run stands, as a checkpoint, and a run set going again from one."""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from sb3_contrib import MaskablePPO
+
+from atoffer_rl.agents.checkpoint import Checkpoint
+from atoffer_rl.agents.hyperparameters import PPOConfig
+from atoffer_rl.agents.session import Session
+from atoffer_rl.envs.space_hash import space_hash
+from atoffer_rl.errors import PolicyError, SchemeError
+from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.measurers.protocol import Measurer
+from atoffer_rl.kernels.registry import legal_choices
+from atoffer_rl.scheme import Choice
+from atoffer_rl.workload import Workload
+
+
+def checkpoint_of(model: MaskablePPO, session: Session, config: PPOConfig) -> Checkpoint:
+    """Where the run stands."""
+    ledger = session.ledger
+    run = {
+        "workload": ledger.workload.to_json(),
+        "measurer": ledger.measurer.name,
+        "units": ledger.units,
+        "seconds": ledger.seconds,
+        "seed": session.seed,
+        "config": asdict(config),
+        "timesteps": model.num_timesteps,
+        "updates": model._n_updates,
+        "choices": [choice.to_json() for choice in session.charged],
+    }
+    return Checkpoint(
+        weights=model.policy.state_dict(),
+        hidden=model.policy_kwargs["hidden"],
+        space=space_hash(),
+        run=run,
+        optimizer=model.policy.optimizer.state_dict(),
+        random_state=torch.get_rng_state(),
+    )
+
+
+def restore_model(model: MaskablePPO, checkpoint: Checkpoint) -> None:
+    """Give `model` the weights of `checkpoint`, and the rest of its state if it holds one.
+
+    Raises:
+        PolicyError: If they do not fit the model.
+    """
+    try:
+        model.policy.load_state_dict(checkpoint.weights)
+        if checkpoint.resumable:
+            model.policy.optimizer.load_state_dict(dict(checkpoint.optimizer))
+            model.num_timesteps, model._n_updates = int(checkpoint.run["timesteps"]), int(checkpoint.run["updates"])
+    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise PolicyError("the policy's weights do not fit its description: use another, or train it again") from error
+    if checkpoint.random_state is not None:
+        torch.set_rng_state(checkpoint.random_state)
+
+
+def resumed_session(checkpoint: Checkpoint, measurer: Measurer, **changes: Any) -> Session:
+    """A session that goes on where `checkpoint` stands.
+
+    Args:
+        checkpoint: A checkpoint of a run.
+        measurer: Who measures from now on.
+        changes: The session's log and whatever else a session takes; `units` and `seconds` change the budget.
+
+    Raises:
+        PolicyError: If it is a policy alone, or of a legal space other than the present one.
+    """
+    if not checkpoint.resumable:
+        raise PolicyError("this file is a policy, not a checkpoint of a run: use --policy instead of --resume")
+    run = checkpoint.run
+    try:
+        workload, seed = Workload.from_json(run["workload"]), int(run["seed"])
+        charged = [Choice.from_json(item) for item in run["choices"]]
+        budget = [changes.pop(name, None) or run[name] for name in ("units", "seconds")]
+    except (KeyError, TypeError, ValueError, SchemeError) as error:
+        raise PolicyError("the checkpoint's run is incomplete: start a new one") from error
+    if any(choice not in legal_choices(workload, choice.run, measurer.device) for choice in charged):
+        raise PolicyError("the checkpoint's run measured choices that are not legal now: start a new run")
+    ledger = Ledger(workload, measurer, *budget)
+    ledger.restore(charged)
+    return Session(ledger, seed=seed, restored=tuple(charged), **changes)
