@@ -1,12 +1,12 @@
 // C[M, N] = epilogue(prologue(A)[M, K] * W[N, K]^T), accumulated in float32.
 //
 //              K                      A block computes one TILE_M x TILE_N tile of C. Its warps form a grid of
-//        +---+---+---+ W              WARPS_M x WARPS_N, each computing WARP_M x WARP_N of the tile; WARPS_K such
-//        |   |TK |   | TILE_N         grids share the inner dimension and are summed in the epilogue.
-//        +---+---+---+
-//          K                          global --cp.async--> ring of STAGES stages in shared memory, TILE_K columns of
-//     +---+---+---+  +--------+       A and W each --ldmatrix--> registers --mma--> float32 sums in registers
-//   A |   |TK |   |  | w0  w1 |
+//        +---+---+---+ W              WARPS_M x WARPS_N, each computing kWarpM x kWarpN of the tile; WARPS_K such
+//        |   |TK |   | TILE_N         grids share the inner dimension, and so do the SPLIT_K blocks of a cluster:
+//        +---+---+---+                the epilogue adds their sums.
+//          K
+//     +---+---+---+  +--------+       global --cp.async--> ring of STAGES stages in shared memory, TILE_K columns of
+//   A |   |TK |   |  | w0  w1 |       A and W each --ldmatrix--> registers --mma--> float32 sums in registers
 //     |   |   |   |  |        | C     prologue: a thread rewrites the pieces it copied itself, before the barrier
 //     +---+---+---+  | w2  w3 |       epilogue: strips of 16 rows pass through shared memory as float32, so that
 //   TILE_M           +--------+       global loads (bias, residual) and stores move 16 bytes a thread
@@ -38,22 +38,26 @@ __host__ __device__ constexpr int widest_vector(int extent, int limit) {
 template <class T>
 constexpr int kChunkElements = kChunkBytes / static_cast<int>(sizeof(T));
 
-template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int WARPS_K, int STAGES>
+template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int WARPS_K, int STAGES, int SPLIT_K>
 struct Tiling {
     using Element = T;
     static constexpr int kTileM = TILE_M, kTileN = TILE_N, kTileK = TILE_K;
     static constexpr int kWarpsM = WARPS_M, kWarpsN = WARPS_N, kWarpsK = WARPS_K;
-    static constexpr int kStages = STAGES;
+    static constexpr int kStages = STAGES, kSplitK = SPLIT_K;
     static constexpr int kWarpM = TILE_M / WARPS_M, kWarpN = TILE_N / WARPS_N;
     static constexpr int kThreads = WARPS_M * WARPS_N * WARPS_K * kWarpSize;
     static constexpr int kBytesA = TILE_M * TILE_K * static_cast<int>(sizeof(T));
     static constexpr int kBytesW = TILE_N * TILE_K * static_cast<int>(sizeof(T));
+    static constexpr int kStrips = kWarpM / kStripRows;
+    static constexpr int kStripsAtOnce = SPLIT_K == 1 ? 1 : kStrips;  // a cluster's barrier is worth waiting for once
     static constexpr int kScratchStride = kWarpN + kScratchPadding;
-    static constexpr int kScratchFloats = kStripRows * kScratchStride;
-    static_assert(kWarpM % kStripRows == 0 && kWarpM * WARPS_M == TILE_M, "warps must divide tile_m into multiples of 16 rows");
-    static_assert(kWarpN % 16 == 0 && kWarpN * WARPS_N == TILE_N, "warps must divide tile_n into multiples of 16 columns");
-    static_assert(TILE_K % (kMmaK * WARPS_K) == 0, "warps_k must divide tile_k into multiples of 16 columns");
+    static constexpr int kScratchFloats = kStripsAtOnce * kStripRows * kScratchStride;
+    static_assert(kWarpM % 16 == 0 && kWarpM * WARPS_M == TILE_M, "warps_m must divide tile_m into multiples of 16");
+    static_assert(kWarpN % 16 == 0 && kWarpN * WARPS_N == TILE_N, "warps_n must divide tile_n into multiples of 16");
+    static_assert(TILE_K % (kMmaK * WARPS_K) == 0, "warps_k must divide tile_k into multiples of 16");
+    static_assert((TILE_K & (TILE_K - 1)) == 0 && (WARPS_K & (WARPS_K - 1)) == 0, "the swizzle needs powers of two");
     static_assert(STAGES >= 2, "copies overlap products only with two stages or more");
+    static_assert(SPLIT_K >= 1 && SPLIT_K <= 8, "a cluster has at most 8 blocks");
 };
 
 // ---- Where operands lie in global memory: an element's address is base + row_offset(row) + column_offset(column).
@@ -94,7 +98,7 @@ __device__ __forceinline__ int chunk_offset(int row, int chunk) {
     return (row * kChunks + (chunk ^ (row / kLineRows % kSwizzled))) * kChunkBytes;
 }
 
-// Copies tiles of TILE_ROWS x TILE_K from `Source`. Piece p, of Source::kVector elements, belongs to thread p % THREADS.
+// Copies tiles of TILE_ROWS x TILE_K from `Source`. Piece p, kVector elements wide, belongs to thread p % THREADS.
 template <class T, class Source, int TILE_ROWS, int TILE_K, int THREADS>
 class TileCopy {
     static constexpr int kVector = Source::kVector;
@@ -109,8 +113,13 @@ class TileCopy {
 
     static __device__ __forceinline__ int piece(int i) { return static_cast<int>(threadIdx.x) + i * THREADS; }
     static __device__ __forceinline__ bool exists(int i) { return kPieces % THREADS == 0 || piece(i) < kPieces; }
-    static __device__ __forceinline__ int row(int i) { return piece(i) / kRowPieces; }
-    static __device__ __forceinline__ int column(int i) { return piece(i) % kRowPieces * kVector; }
+    static __device__ __forceinline__ int row(int i) {
+        if constexpr (THREADS % kRowPieces != 0) return piece(i) / kRowPieces;
+        return static_cast<int>(threadIdx.x) / kRowPieces + i * (THREADS / kRowPieces);  // constant steps
+    }
+    static __device__ __forceinline__ int column(int i) {
+        return (THREADS % kRowPieces == 0 ? static_cast<int>(threadIdx.x) : piece(i)) % kRowPieces * kVector;
+    }
     static __device__ __forceinline__ T* place(char* tile, int i) {
         const int chunk = column(i) / kChunkElements<T>;
         return reinterpret_cast<T*>(tile + chunk_offset<T, TILE_K>(row(i), chunk)) + column(i) % kChunkElements<T>;
@@ -172,65 +181,81 @@ __device__ __forceinline__ void activate(float (&values)[V]) {
     for (int i = 0; i < V; ++i) values[i] = Activation::apply(values[i]);
 }
 
-// ---- What one warp computes: WARP_M x WARP_N sums in registers.
+// ---- What one warp computes: kWarpM x kWarpN sums in registers. For each stage in turn the kernel calls `most`, waits
+// for the next stage, and calls `last` with it; `first` comes before all of them.
 
-// Tensor cores. a: WARP_M / 16 fragments of 16 x 16; w: WARP_N / 16 fragments of two 8 x 16 each.
+// Tensor cores. A step multiplies 16 columns of A and W, while the next step's fragments load: those of a stage's first
+// step load during the last step of the stage before.
 template <class Tiling>
 class TensorCoreProduct {
     using T = typename Tiling::Element;
-    static constexpr int kFragmentsM = Tiling::kWarpM / kStripRows;
-    static constexpr int kFragmentsN = Tiling::kWarpN / (2 * kMmaN);
+    static constexpr int kFragmentsM = Tiling::kWarpM / kStripRows;   // 16 x 16 of A
+    static constexpr int kFragmentsN = Tiling::kWarpN / (2 * kMmaN);  // two 8 x 16 of W
     static constexpr int kSteps = Tiling::kTileK / kMmaK / Tiling::kWarpsK;
-
-    float sums_[kFragmentsM][2 * kFragmentsN][4] = {};
-    int lane_, row_, column_, first_step_;
+    static constexpr int kStepBytes = kMmaK * static_cast<int>(sizeof(T));
+    static constexpr int kFragmentBytes = kStripRows * Tiling::kTileK * static_cast<int>(sizeof(T));
 
     struct Fragments {
         unsigned a[kFragmentsM][4];
         unsigned w[kFragmentsN][4];
     };
 
-    __device__ __forceinline__ void load(Fragments& to, unsigned tile_a, unsigned tile_w, int step) const {
-        // Matrices of a: (rows 0-7, 8-15) of the low half of k, then of the high half; of w: (k low, high) of columns 0-7, then 8-15.
-        const int chunk = 2 * (first_step_ + step);
-        const int lane_row_a = lane_ % 16, lane_chunk_a = lane_ / 16;
-        const int lane_row_w = lane_ % 8 + lane_ / 16 * 8, lane_chunk_w = lane_ / 8 % 2;
+    float sums_[kFragmentsM][2 * kFragmentsN][4] = {};
+    Fragments fragments_[2];
+    // Where this lane's matrix row lies in step 0. The swizzle repeats every 16 rows, so other fragments of a step lie
+    // at constant distances; other steps differ in bits of the chunk only, which exclusive or flips.
+    int offset_a_, offset_w_;
+
+    __device__ __forceinline__ void load(int step, const char* tile_a, const char* tile_w, int into) {
+        const unsigned a = shared_address(tile_a) + (offset_a_ ^ (step * kStepBytes));
+        const unsigned w = shared_address(tile_w) + (offset_w_ ^ (step * kStepBytes));
+#pragma unroll
+        for (int i = 0; i < kFragmentsM; ++i) load_matrices(fragments_[into].a[i], a + i * kFragmentBytes);
+#pragma unroll
+        for (int j = 0; j < kFragmentsN; ++j) load_matrices(fragments_[into].w[j], w + j * kFragmentBytes);
+    }
+
+    __device__ __forceinline__ void multiply(const Fragments& now) {
 #pragma unroll
         for (int i = 0; i < kFragmentsM; ++i)
-            load_matrices(to.a[i], tile_a + chunk_offset<T, Tiling::kTileK>(row_ + i * kStripRows + lane_row_a, chunk + lane_chunk_a));
 #pragma unroll
-        for (int j = 0; j < kFragmentsN; ++j)
-            load_matrices(to.w[j], tile_w + chunk_offset<T, Tiling::kTileK>(column_ + j * 2 * kMmaN + lane_row_w, chunk + lane_chunk_w));
+            for (int j = 0; j < 2 * kFragmentsN; ++j)
+                multiply_add<T>(sums_[i][j], now.a[i], now.w[j / 2][j % 2 * 2], now.w[j / 2][j % 2 * 2 + 1]);
     }
 
 public:
-    __device__ __forceinline__ TensorCoreProduct(int lane, int row, int column, int warp_k)
-        : lane_(lane), row_(row), column_(column), first_step_(warp_k * kSteps) {}
+    // Matrices of A: rows 0-7, then 8-15, of the low half of a step's columns, then of the high half.
+    // Matrices of W: low, then high half of a step's columns, of rows 0-7, then of rows 8-15.
+    __device__ __forceinline__ TensorCoreProduct(int lane, int row, int column, int warp_k) {
+        const int chunk = warp_k * kSteps * (kStepBytes / kChunkBytes);
+        offset_a_ = chunk_offset<T, Tiling::kTileK>(row + lane % 16, chunk + lane / 16);
+        offset_w_ = chunk_offset<T, Tiling::kTileK>(column + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
+    }
 
-    // Adds the product of the tiles of one stage; fragments of the next step load while this one multiplies.
-    __device__ __forceinline__ void add(const char* tile_a, const char* tile_w) {
-        const unsigned a = shared_address(tile_a), w = shared_address(tile_w);
-        Fragments fragments[2];
-        load(fragments[0], a, w, 0);
+    __device__ __forceinline__ void first(const char* tile_a, const char* tile_w) { load(0, tile_a, tile_w, 0); }
+
+    __device__ __forceinline__ void most(const char* tile_a, const char* tile_w) {
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            if (step + 1 < kSteps) load(fragments[(step + 1) % 2], a, w, step + 1);
-            const Fragments& now = fragments[step % 2];
-#pragma unroll
-            for (int i = 0; i < kFragmentsM; ++i)
-#pragma unroll
-                for (int j = 0; j < 2 * kFragmentsN; ++j)
-                    multiply_add<T>(sums_[i][j], now.a[i], now.w[j / 2][j % 2 * 2], now.w[j / 2][j % 2 * 2 + 1]);
+        for (int step = 0; step < kSteps - 1; ++step) {
+            load(step + 1, tile_a, tile_w, (step + 1) % 2);
+            multiply(fragments_[step % 2]);
         }
+    }
+
+    __device__ __forceinline__ void last(const char* next_a, const char* next_w) {
+        load(0, next_a, next_w, kSteps % 2);
+        multiply(fragments_[(kSteps - 1) % 2]);
+        if constexpr (kSteps % 2 == 1) fragments_[0] = fragments_[1];
     }
 
     // Writes the sums of rows 16 * strip to 16 * strip + 15.
     __device__ __forceinline__ void write_strip(float* scratch, int strip) const {
+        const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
         for (int j = 0; j < 2 * kFragmentsN; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float* to = scratch + (lane_ / 4 + half * 8) * Tiling::kScratchStride + j * kMmaN + lane_ % 4 * 2;
+                float* to = scratch + (lane / 4 + half * 8) * Tiling::kScratchStride + j * kMmaN + lane % 4 * 2;
                 *reinterpret_cast<float2*>(to) = make_float2(sums_[strip][j][2 * half], sums_[strip][j][2 * half + 1]);
             }
     }
@@ -244,7 +269,7 @@ class CudaCoreProduct {
     static constexpr int kChunks = Tiling::kTileK / kChunkElements<float> / Tiling::kWarpsK;
 
     float sums_[kRows][kColumns] = {};
-    int lane_, row_, column_, first_chunk_;
+    int row_, column_, first_chunk_;
 
     static __device__ __forceinline__ float4 chunk_at(const char* tile, int row, int chunk) {
         return *reinterpret_cast<const float4*>(tile + chunk_offset<float, Tiling::kTileK>(row, chunk));
@@ -252,17 +277,19 @@ class CudaCoreProduct {
 
 public:
     __device__ __forceinline__ CudaCoreProduct(int lane, int row, int column, int warp_k)
-        : lane_(lane), row_(row), column_(column), first_chunk_(warp_k * kChunks) {}
+        : row_(row + lane / kLaneColumns), column_(column + lane % kLaneColumns), first_chunk_(warp_k * kChunks) {}
 
-    __device__ __forceinline__ void add(const char* tile_a, const char* tile_w) {
+    __device__ __forceinline__ void first(const char*, const char*) {}
+
+    __device__ __forceinline__ void most(const char* tile_a, const char* tile_w) {
 #pragma unroll 2
         for (int chunk = first_chunk_; chunk < first_chunk_ + kChunks; ++chunk) {
             float4 a[kRows];
 #pragma unroll
-            for (int i = 0; i < kRows; ++i) a[i] = chunk_at(tile_a, row_ + i * kLaneRows + lane_ / kLaneColumns, chunk);
+            for (int i = 0; i < kRows; ++i) a[i] = chunk_at(tile_a, row_ + i * kLaneRows, chunk);
 #pragma unroll
             for (int j = 0; j < kColumns; ++j) {
-                const float4 w = chunk_at(tile_w, column_ + j * kLaneColumns + lane_ % kLaneColumns, chunk);
+                const float4 w = chunk_at(tile_w, column_ + j * kLaneColumns, chunk);
 #pragma unroll
                 for (int i = 0; i < kRows; ++i)
                     sums_[i][j] += fmaf(a[i].w, w.w, fmaf(a[i].z, w.z, fmaf(a[i].y, w.y, a[i].x * w.x)));
@@ -270,15 +297,17 @@ public:
         }
     }
 
+    __device__ __forceinline__ void last(const char*, const char*) {}
+
     __device__ __forceinline__ void write_strip(float* scratch, int strip) const {
         constexpr int kStripParts = kStripRows / kLaneRows;
+        const int row = threadIdx.x % kWarpSize / kLaneColumns, column = threadIdx.x % kLaneColumns;
 #pragma unroll
         for (int part = 0; part < kStripParts; ++part)
 #pragma unroll
-            for (int j = 0; j < kColumns; ++j) {
-                const int row = part * kLaneRows + lane_ / kLaneColumns, column = j * kLaneColumns + lane_ % kLaneColumns;
-                scratch[row * Tiling::kScratchStride + column] = sums_[strip * kStripParts + part][j];
-            }
+            for (int j = 0; j < kColumns; ++j)
+                scratch[(row + part * kLaneRows) * Tiling::kScratchStride + column + j * kLaneColumns] =
+                    sums_[strip * kStripParts + part][j];
     }
 };
 
@@ -293,101 +322,127 @@ struct ProductOf<Tiling, true> {
 
 // ---- The kernel.
 
-template <int V>
-__device__ __forceinline__ void add_scratch(float (&values)[V], const float* from) {
-    constexpr int kWidth = V < 4 ? V : 4;
-#pragma unroll
-    for (int first = 0; first < V; first += kWidth) {
-        float part[kWidth];
-        load_floats<float, kWidth>(part, from + first);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) values[first + i] += part[i];
-    }
-}
-
-// Fills `product` with this block's sums.
+// Fills `product` with this block's sums over tiles `first_tile` to `end_tile` of the inner dimension.
 template <class Tiling, class SourceA, class SourceW, class Prologue, class Product>
 __device__ __forceinline__ void multiply_tiles(Product& product, char* shared, SourceA source_a, SourceW source_w,
-                                               int first_row, int first_column, const Prologue& prologue) {
+                                               int first_row, int first_column, int first_tile, int end_tile,
+                                               const Prologue& prologue) {
     using T = typename Tiling::Element;
     constexpr int kStages = Tiling::kStages;
     constexpr int kStageBytes = Tiling::kBytesA + Tiling::kBytesW;
-    constexpr int kTiles = ceil_div(SourceA::kColumns, Tiling::kTileK);
     const TileCopy<T, SourceA, Tiling::kTileM, Tiling::kTileK, Tiling::kThreads> copy_a(source_a, first_row);
     const TileCopy<T, SourceW, Tiling::kTileN, Tiling::kTileK, Tiling::kThreads> copy_w(source_w, first_column);
 
+    const auto tile_a = [&](int stage) { return shared + stage * kStageBytes; };
+    const auto tile_w = [&](int stage) { return shared + stage * kStageBytes + Tiling::kBytesA; };
     const auto start = [&](int tile, int stage) {
-        if (tile < kTiles) {
-            copy_a.start(shared + stage * kStageBytes, tile * Tiling::kTileK);
-            copy_w.start(shared + stage * kStageBytes + Tiling::kBytesA, tile * Tiling::kTileK);
+        if (tile < end_tile) {
+            copy_a.start(tile_a(stage), tile * Tiling::kTileK);
+            copy_w.start(tile_w(stage), tile * Tiling::kTileK);
         }
         commit_copies();  // also where nothing was copied: waiting counts groups
     };
+    const auto await = [&](int tile, int stage) {
+        wait_copies<kStages - 2>();
+        if constexpr (!kSame<Prologue, NoPrologue>)
+            if (tile < end_tile) copy_a.rewrite(tile_a(stage), tile * Tiling::kTileK, prologue);
+        __syncthreads();  // this tile is complete, and no warp reads the one before it any more
+    };
 #pragma unroll
-    for (int tile = 0; tile < kStages - 1; ++tile) start(tile, tile);
+    for (int stage = 0; stage < kStages - 1; ++stage) start(first_tile + stage, stage);
+    await(first_tile, 0);
+    product.first(tile_a(0), tile_w(0));
 
+    asm volatile("" : "+r"(end_tile));  // a known number of tiles is unrolled, whatever the pragma says
     int stage = 0, free_stage = kStages - 1;
 #pragma unroll 1
-    for (int tile = 0; tile < kTiles; ++tile) {
-        char* tile_a = shared + stage * kStageBytes;
-        wait_copies<kStages - 2>();
-        if constexpr (!kSame<Prologue, NoPrologue>) copy_a.rewrite(tile_a, tile * Tiling::kTileK, prologue);
-        __syncthreads();  // this tile is complete, and every warp is done with the one before it
+    for (int tile = first_tile; tile < end_tile; ++tile) {
         start(tile + kStages - 1, free_stage);
-        product.add(tile_a, tile_a + Tiling::kBytesA);
+        product.most(tile_a(stage), tile_w(stage));
         free_stage = stage;
         stage = stage + 1 == kStages ? 0 : stage + 1;
+        await(tile + 1, stage);
+        product.last(tile_a(stage), tile_w(stage));
     }
     wait_copies<0>();
     __syncthreads();
 }
 
-// Computes tile blockIdx.x of the result, tiles counted along its rows.
+// values += what the WARPS_K warps of the SPLIT_K blocks that share a part of the tile wrote to their scratch.
+template <class Tiling, int V>
+__device__ __forceinline__ void add_scratch(float (&values)[V], const float* from) {
+    constexpr int kWidth = V < 4 ? V : 4;
+#pragma unroll
+    for (int rank = 0; rank < Tiling::kSplitK; ++rank)
+#pragma unroll
+        for (int warp_k = 0; warp_k < Tiling::kWarpsK; ++warp_k)
+#pragma unroll
+            for (int first = 0; first < V; first += kWidth) {
+                const float* place = from + warp_k * Tiling::kScratchFloats + first;
+                float part[kWidth];
+                if constexpr (Tiling::kSplitK == 1) load_floats<float, kWidth>(part, place);
+                else load_remote<kWidth>(part, place, rank);
+#pragma unroll
+                for (int i = 0; i < kWidth; ++i) values[first + i] += part[i];
+            }
+}
+
+template <class Tiling>
+__device__ __forceinline__ void synchronise_scratch() {
+    if constexpr (Tiling::kSplitK > 1) synchronise_cluster();
+    else if constexpr (Tiling::kWarpsK > 1) __syncthreads();
+    else __syncwarp();
+}
+
+// Computes one tile of the result; blocks count tiles along its rows, and SPLIT_K blocks in a row share one.
 template <class Tiling, class SourceA, class SourceW, class Prologue, class Epilogue>
 __device__ __forceinline__ void compute_tile(SourceA source_a, SourceW source_w, const Prologue& prologue,
                                              const Epilogue& epilogue, typename Tiling::Element* __restrict__ result) {
     using T = typename Tiling::Element;
     static_assert(SourceA::kColumns == SourceW::kColumns, "both operands share the inner dimension");
     constexpr int kRows = SourceA::kRows, kColumns = SourceW::kRows;
+    constexpr bool kWholeTiles = kRows % Tiling::kTileM == 0 && kColumns % Tiling::kTileN == 0;
     constexpr int kTilesN = ceil_div(kColumns, Tiling::kTileN);
+    constexpr int kTilesK = ceil_div(SourceA::kColumns, Tiling::kTileK);
+    constexpr int kWarpsMN = Tiling::kWarpsM * Tiling::kWarpsN;
     constexpr int kVector = widest_vector(kColumns, kChunkElements<T>);
     constexpr int kRowPieces = Tiling::kWarpN / kVector;
+    constexpr int kPieces = Tiling::kStripsAtOnce * kStripRows * kRowPieces;
+    constexpr int kSharers = Tiling::kSplitK * Tiling::kWarpsK * kWarpSize;  // lanes that share the pieces
     extern __shared__ __align__(128) char shared[];
 
+    const int rank = blockIdx.x % Tiling::kSplitK, tile = blockIdx.x / Tiling::kSplitK;
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-    const int warp_k = warp / (Tiling::kWarpsM * Tiling::kWarpsN), warp_mn = warp % (Tiling::kWarpsM * Tiling::kWarpsN);
-    const int warp_row = warp_mn / Tiling::kWarpsN * Tiling::kWarpM, warp_column = warp_mn % Tiling::kWarpsN * Tiling::kWarpN;
-    const int first_row = blockIdx.x / kTilesN * Tiling::kTileM, first_column = blockIdx.x % kTilesN * Tiling::kTileN;
+    const int warp_k = warp / kWarpsMN, warp_mn = warp % kWarpsMN;
+    const int warp_row = warp_mn / Tiling::kWarpsN * Tiling::kWarpM;
+    const int warp_column = warp_mn % Tiling::kWarpsN * Tiling::kWarpN;
+    const int first_row = tile / kTilesN * Tiling::kTileM, first_column = tile % kTilesN * Tiling::kTileN;
 
     typename ProductOf<Tiling>::Type product(lane, warp_row, warp_column, warp_k);
-    multiply_tiles<Tiling>(product, shared, source_a, source_w, first_row, first_column, prologue);
+    multiply_tiles<Tiling>(product, shared, source_a, source_w, first_row, first_column,
+                           kTilesK * rank / Tiling::kSplitK, kTilesK * (rank + 1) / Tiling::kSplitK, prologue);
 
-    // Scratch of the warps that share a part of the tile, one for each warp_k, lie side by side.
+    // Scratch of the warps that share a part of the tile, one for each warp_k, lies side by side.
     float* group = reinterpret_cast<float*>(shared) + warp_mn * Tiling::kWarpsK * Tiling::kScratchFloats;
-    const auto synchronise = [] {
-        if constexpr (Tiling::kWarpsK == 1) __syncwarp();
-        else __syncthreads();
-    };
+    float* own = group + warp_k * Tiling::kScratchFloats;
 #pragma unroll
-    for (int strip = 0; strip < Tiling::kWarpM / kStripRows; ++strip) {
-        product.write_strip(group + warp_k * Tiling::kScratchFloats, strip);
-        synchronise();
+    for (int first_strip = 0; first_strip < Tiling::kStrips; first_strip += Tiling::kStripsAtOnce) {
 #pragma unroll
-        for (int piece = warp_k * kWarpSize + lane; piece < kStripRows * kRowPieces; piece += kWarpSize * Tiling::kWarpsK) {
-            const int strip_row = piece / kRowPieces, strip_column = piece % kRowPieces * kVector;
-            const int row = first_row + warp_row + strip * kStripRows + strip_row;
-            const int column = first_column + warp_column + strip_column;
-            if ((kRows % Tiling::kTileM != 0 && row >= kRows) || (kColumns % Tiling::kTileN != 0 && column >= kColumns)) continue;
+        for (int strip = 0; strip < Tiling::kStripsAtOnce; ++strip)
+            product.write_strip(own + strip * kStripRows * Tiling::kScratchStride, first_strip + strip);
+        synchronise_scratch<Tiling>();
+#pragma unroll
+        for (int piece = (rank * Tiling::kWarpsK + warp_k) * kWarpSize + lane; piece < kPieces; piece += kSharers) {
+            const int scratch_row = piece / kRowPieces, scratch_column = piece % kRowPieces * kVector;
+            const int row = first_row + warp_row + first_strip * kStripRows + scratch_row;
+            const int column = first_column + warp_column + scratch_column;
+            if (!kWholeTiles && (row >= kRows || column >= kColumns)) continue;
             float values[kVector] = {};
-#pragma unroll
-            for (int part = 0; part < Tiling::kWarpsK; ++part) {
-                const float* from = group + part * Tiling::kScratchFloats + strip_row * Tiling::kScratchStride + strip_column;
-                add_scratch(values, from);
-            }
+            add_scratch<Tiling>(values, group + scratch_row * Tiling::kScratchStride + scratch_column);
             epilogue(values, row, column);
             store_floats<T, kVector>(result + static_cast<size_t>(row) * kColumns + column, values);
         }
-        synchronise();
+        synchronise_scratch<Tiling>();  // before it is written again, or its block ends
     }
 }
 

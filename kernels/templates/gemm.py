@@ -20,8 +20,10 @@ from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
 NAME = "gemm"
-PARAMETERS = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "warps_k", "stages")
+PARAMETERS = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "warps_k", "stages", "split_k")
 OLDEST_ARCH = 80
+CLUSTER_ARCH = 90
+MAX_CLUSTER = 8
 WARP_SIZE = 32
 MAX_THREADS = 512
 MAX_THREAD_REGISTERS = 255
@@ -29,7 +31,7 @@ PRODUCT_STEP = 16
 """Rows, columns and inner columns that a warp handles at a time; its share of a tile is a multiple of it."""
 STRIP_ROWS, SCRATCH_PADDING = 16, 8
 """As in `gemm.cuh`: the epilogue's strips and the floats between their rows."""
-MAX_ACCUMULATORS = {DType.FLOAT32: 64, DType.FLOAT16: 128, DType.BFLOAT16: 128}
+MAX_SUMS = {DType.FLOAT32: 64, DType.FLOAT16: 128, DType.BFLOAT16: 128}
 """Sums a thread can hold besides its operands without spilling."""
 REGISTERS_BESIDES_SUMS = 72
 MERGE_HEADS = 6
@@ -109,13 +111,54 @@ def shared_bytes(values: Mapping[str, int], itemsize: int) -> int:
     """Dynamic shared memory: the ring of stages, which the epilogue's scratch then reuses."""
     ring = values["stages"] * (values["tile_m"] + values["tile_n"]) * values["tile_k"] * itemsize
     warps = values["warps_m"] * values["warps_n"] * values["warps_k"]
-    scratch = warps * STRIP_ROWS * (values["tile_n"] // values["warps_n"] + SCRATCH_PADDING) * 4
+    scratch_rows = STRIP_ROWS if values["split_k"] == 1 else values["tile_m"] // values["warps_m"]
+    scratch = warps * scratch_rows * (values["tile_n"] // values["warps_n"] + SCRATCH_PADDING) * 4
     return max(ring, scratch)
 
 
 def threads(values: Mapping[str, int]) -> int:
     """Threads of a block."""
     return WARP_SIZE * values["warps_m"] * values["warps_n"] * values["warps_k"]
+
+
+def arch_number(device: DeviceSpec) -> int:
+    """Compute capability as a number: 90 for `sm_90a`."""
+    return int(device.arch.removeprefix("sm_").rstrip("af"))
+
+
+def tiles(problem: Problem, values: Mapping[str, int]) -> int:
+    """Tiles of the result."""
+    return -(-problem.rows // values["tile_m"]) * -(-problem.columns // values["tile_n"])
+
+
+def _broken_shape(values: Mapping[str, int]) -> str | None:
+    """Which rule of the device code's structure `values` break."""
+    for tile, warps in (("tile_m", "warps_m"), ("tile_n", "warps_n"), ("tile_k", "warps_k")):
+        if values[tile] % (PRODUCT_STEP * values[warps]):
+            return f"{warps} must divide {tile} into multiples of {PRODUCT_STEP}"
+    if values["tile_k"] & (values["tile_k"] - 1):
+        return "tile_k must be a power of two"
+    if values["stages"] < 2:
+        return "copies overlap products only with two stages or more"
+    return None
+
+
+def _broken_limit(element: DType, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+    """Which limit of `device` `values` exceed."""
+    if values["split_k"] > 1 and arch_number(device) < CLUSTER_ARCH:
+        return f"split_k needs thread-block clusters: sm_{CLUSTER_ARCH} or later, not {device.arch}"
+    if values["split_k"] > MAX_CLUSTER:
+        return f"a cluster has at most {MAX_CLUSTER} blocks"
+    if threads(values) > MAX_THREADS:
+        return f"{threads(values)} threads a block are more than {MAX_THREADS}"
+    sums = values["tile_m"] * values["tile_n"] * values["warps_k"] // threads(values)
+    registers = min(MAX_THREAD_REGISTERS, device.registers_per_multiprocessor // threads(values))
+    if sums > min(MAX_SUMS[element], registers - REGISTERS_BESIDES_SUMS):
+        return f"{sums} sums a thread do not fit its registers"
+    needed = shared_bytes(values, element.itemsize)
+    if needed > device.shared_bytes_per_block:
+        return f"{needed} bytes of shared memory are more than the {device.shared_bytes_per_block} of a block"
+    return None
 
 
 class GemmTemplate:
@@ -128,27 +171,13 @@ class GemmTemplate:
         """Why `run` cannot be a generated GEMM; None if it can."""
         if run not in RUNS:
             return "a generated GEMM is one product with an elementwise operator before or after it"
-        if int(device.arch.removeprefix("sm_").rstrip("af")) < OLDEST_ARCH:
+        if arch_number(device) < OLDEST_ARCH:
             return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
         return None
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""
-        for tile, warps in (("tile_m", "warps_m"), ("tile_n", "warps_n"), ("tile_k", "warps_k")):
-            if values[tile] % (PRODUCT_STEP * values[warps]):
-                return f"{warps} must divide {tile} into multiples of {PRODUCT_STEP}"
-        if values["stages"] < 2:
-            return "copies overlap products only with two stages or more"
-        if threads(values) > MAX_THREADS:
-            return f"{threads(values)} threads a block are more than {MAX_THREADS}"
-        sums = values["tile_m"] * values["tile_n"] * values["warps_k"] // threads(values)
-        registers = min(MAX_THREAD_REGISTERS, device.registers_per_multiprocessor // threads(values))
-        if sums > min(MAX_ACCUMULATORS[workload.element], registers - REGISTERS_BESIDES_SUMS):
-            return f"{sums} sums a thread do not fit its registers"
-        needed = shared_bytes(values, workload.element.itemsize)
-        if needed > device.shared_bytes_per_block:
-            return f"{needed} bytes of shared memory are more than the {device.shared_bytes_per_block} of a block"
-        return None
+        return _broken_shape(values) or _broken_limit(workload.element, values, device)
 
     def program(self, workload: Workload, choice: Choice) -> KernelProgram:
         """The kernel of `choice`."""
@@ -173,15 +202,14 @@ class GemmTemplate:
         return Work(
             bytes_read=sum(tensors[name].size_bytes for name in problem.inputs),
             bytes_written=tensors[problem.result].size_bytes,
-            flops=2 * self.geometry(workload, choice).blocks * tile * inner,
+            flops=2 * tiles(problem, values) * tile * inner,
         )
 
     def geometry(self, workload: Workload, choice: Choice) -> Geometry:
-        """One block a tile of the result."""
-        problem, values = problem_of(workload, choice.run), dict(choice.parameters)
-        tile_rows, tile_columns = values["tile_m"], values["tile_n"]
-        blocks = -(-problem.rows // tile_rows) * -(-problem.columns // tile_columns)
-        return Geometry(tile_rows, tile_columns, blocks, threads(values))
+        """`split_k` blocks a tile of the result."""
+        values = dict(choice.parameters)
+        blocks = tiles(problem_of(workload, choice.run), values) * values["split_k"]
+        return Geometry(values["tile_m"], values["tile_n"], blocks, threads(values))
 
     def _entry(self, run: Run) -> str:
         return f"gemm_{run.first}_{run.last}"
@@ -196,6 +224,7 @@ class GemmTemplate:
             element=ELEMENT_TYPES[w.element],
             activation=ACTIVATION_TYPES[w.activation],
             tiling=[values[name] for name in PARAMETERS],
+            split_k=values["split_k"],
             columns=problem.columns,
             inner=problem.inner,
             source_a=heads if problem.merges_heads else rows,
