@@ -1,0 +1,28 @@
+import math
+import re
+
+import numpy as np
+
+from atoffer_rl.kernels.render import TEMPLATE_FOLDER
+
+HEADER = (TEMPLATE_FOLDER / "common.cuh").read_text()
+CLAIMED_ERROR, CLAIMED_NEGATIVE_ERROR = 2.5e-7, 7e-8
+
+
+def gelu_of_header(x):
+    """What `Gelu::apply` computes, rounded to float32 after each fused multiply-add."""
+    body = HEADER[HEADER.index("struct Gelu {") : HEADER.index("struct GeluTanh")]
+    first, *others = [np.float64(float.fromhex(text)) for text in re.findall(r"(-?0x[\d.a-f]+p[+-]\d+)f", body)]
+    a = np.minimum(np.abs(x), np.float32(16))
+    log = np.full_like(x, first)
+    for coefficient in others:
+        log = (log.astype(np.float64) * a + coefficient).astype(np.float32)
+    return (np.maximum(x, 0).astype(np.float64) - a * np.exp2(log.astype(np.float64))).astype(np.float32)
+
+
+def test_gelu_is_exact_to_float32():
+    x = np.linspace(-20, 20, 40001).astype(np.float32)
+    exact = np.array([0.5 * value * math.erfc(-value / math.sqrt(2)) for value in x.tolist()])
+    error = np.abs(gelu_of_header(x) - exact)
+    assert error.max() <= CLAIMED_ERROR
+    assert error[x < 0].max() <= CLAIMED_NEGATIVE_ERROR
