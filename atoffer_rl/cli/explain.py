@@ -11,6 +11,7 @@ from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.cli.scheme_source import read_scheme, recorded_table
 from atoffer_rl.device import H100, DeviceSpec
 from atoffer_rl.errors import NotRecorded, SchemeError
+from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.operators import run_operators
 from atoffer_rl.records import RecordedTable, describe, list_workloads, recorded_workloads
 from atoffer_rl.roofline import floor_us
@@ -67,6 +68,8 @@ def command(
         _print_json(workload, chosen, origin, device, rows)
     else:
         _print_text(workload, origin, table, device, rows)
+        peak_bytes = plan_buffers(workload, chosen.runs).peak_bytes
+        print_line(f"activations: {peak_bytes / 1e6:.2f} MB at the peak, input and output included")
 
 
 def _chosen(workload: Workload, path: Path | None, code: int | None, table: RecordedTable | None) -> tuple[Scheme, str]:
@@ -131,6 +134,7 @@ def _print_json(workload: Workload, scheme: Scheme, origin: str, device: DeviceS
         "scheme": scheme.to_json(),
         "layer_floor_us": sum(row.floor_us for row in rows),
         "layer_latency_us": _total_us(rows),
+        "peak_activation_bytes": plan_buffers(workload, scheme.runs).peak_bytes,
         "segments": [asdict(row) for row in rows],
     }
     print_json(summary)

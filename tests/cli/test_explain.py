@@ -15,6 +15,7 @@ def test_a_code(atoffer):
     answer = json.loads(atoffer("explain", "--code", 41115, *NEVER_RECORDED, "--json").out)
     assert [tuple(row["run"]) for row in answer["segments"]][2] == (2, 6)
     assert answer["layer_latency_us"] is None
+    assert answer["peak_activation_bytes"] >= 5 * 3 * 48 * 768 * 2
     for row in answer["segments"]:
         assert row["bytes"] > 0
         assert row["floor_us"] > 0
