@@ -62,13 +62,73 @@ def commands() -> str:
     return table(["command", "does"], rows)
 
 
+def output() -> str:
+    """What the searches of the picture printed at their end."""
+    found = load("search.json")
+    ppo, random = found["ppo"], found["random"]
+    rows = [
+        ("unfused", ppo["unfused_us"]),
+        (f"random search, {random['units']} units", random["latency_us"]),
+        (f"PPO's recommendation, {ppo['units']} units", ppo["latency_us"]),
+        ("PPO's own rollout", ppo["rollout_us"]),
+        ("the best there is", ppo["oracle_us"]),
+    ]
+    cells = [(name, f"{value:.1f}", percent(value / ppo["oracle_us"] - 1)) for name, value in rows]
+    return table(["scheme", "layer latency, us", "regret"], cells)
+
+
+def search() -> str:
+    """A picture of the best known latency as the budget is spent."""
+    from atoffer_rl.records import describe
+    from atoffer_rl.workload import Workload
+
+    found = load("search.json")
+    draw_search(found)
+    where = f"{describe(Workload.from_json(found['ppo']['workload']))}, recorded on an H100"
+    return f"![Best known latency over units spent, PPO and random search](docs/search.svg)\n\n{where}, seed 0."
+
+
+def draw_search(found: dict[str, Any]) -> None:
+    """Draw `docs/search.svg`."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "search"
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, label in (("random", "random search"), ("ppo", "PPO")):
+        units, _, best_us = zip(*found[name]["history"], strict=True)
+        axes.step(units, best_us, where="post", label=label)
+    axes.axhline(found["ppo"]["oracle_us"], color="black", linestyle=":", label="the best there is")
+    axes.set(xlabel="units: segment choices measured", ylabel="best known layer, us")
+    axes.legend()
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
 def results() -> str:
-    """What was recorded."""
-    return recorded_tables()
+    """What was recorded: searches over seeds, the encoder beside its peers, the shipped tables."""
+    parts = (encoders(), recorded_tables())
+    return "\n\n".join(part for part in parts if part)
+
+
+def encoders() -> str:
+    """Ours and peers on whole encoders, every committed record of `atoffer bench encoder`."""
+    from atoffer_rl.bench.record import table_of
+
+    parts = []
+    for path in sorted(RESULTS.glob("encoder*.json")):
+        record = load(path.name)
+        columns, lines = table_of(record["rows"])
+        versions = record["versions"]
+        parts.append(
+            f"Whole encoders on {record['device']}, torch {versions['torch']}, us a forward, in one run "
+            f"([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
+        )
+    return "\n\n".join(parts)
 
 
 def recorded_tables() -> str:
-    """The workloads whose complete tables ship with the package."""
+    """The workloads whose complete tables ship with the package, and how well sums predict their forwards."""
     from atoffer_rl import records
     from atoffer_rl.table_summary import check_sums, latencies
 
@@ -100,17 +160,31 @@ def recorded_tables() -> str:
         "rank correlation",
         "best sum over best forward",
     ]
-    return table(names, rows)
+    if not rows:
+        return ""
+    text = "Recorded tables (rank correlation of summed segments with whole measured forwards; the last column says how"
+    return (
+        f"{text} much slower the best sum is than the best of the top 32, as whole forwards):\n\n{table(names, rows)}"
+    )
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"space": space, "commands": commands, "results": results}
+SECTIONS: dict[str, Callable[[], str]] = {
+    "output": output,
+    "search": search,
+    "results": results,
+    "space": space,
+    "commands": commands,
+}
 
 
 def filled(text: str) -> str:
     """`text` with every generated part filled in."""
     for name, section in SECTIONS.items():
         pattern = re.compile(f"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        content = section() + "\n"
+        try:
+            content = section() + "\n"
+        except FileNotFoundError as error:
+            content = f"Not recorded yet: {Path(error.filename).name}.\n"
         text = pattern.sub(lambda match, content=content: match[1] + content + match[2], text)  # type: ignore[misc]
     return text
 
