@@ -47,16 +47,20 @@ class Rehearsal:
         return self.ledger.spent or len(self.ledger.trials) == len(self._tree.choices)
 
     def rollout(self, policy: MaskableActorCriticPolicy) -> Scheme:
-        """The scheme that `policy` builds when it always takes its likeliest option."""
+        """The scheme that `policy` builds of measured choices when it always takes its likeliest option."""
         with self._nothing_new():
-            observation, _ = self._env.reset()
-            while True:
-                masks = self._env.action_masks()
-                action, _ = policy.predict(observation, deterministic=True, action_masks=masks)
-                observation, _, built, _, info = self._env.step(int(action))
-                if built:
-                    scheme: Scheme = info["scheme"]
-                    return scheme
+            scheme = self.proposal(policy)
+        assert scheme is not None  # Choices that failed are not offered.
+        return scheme
+
+    def proposal(self, policy: MaskableActorCriticPolicy) -> Scheme | None:
+        """The same, of any choices that the budget allows; they are measured. None if one fails."""
+        observation, _ = self._env.reset()
+        while True:
+            action, _ = policy.predict(observation, deterministic=True, action_masks=self._env.action_masks())
+            observation, _, built, _, info = self._env.step(int(action))
+            if built:
+                return info.get("scheme")
 
     def lesson(self) -> Lesson:
         """The states along the best known scheme, and what to do there."""

@@ -1,0 +1,52 @@
+"""`atoffer eval`: what a policy proposes for a workload, or finds under a budget, without learning."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoffer_rl.cli import search_job as job
+from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.workload import Workload
+
+if TYPE_CHECKING:
+    from atoffer_rl.agents.checkpoint import Checkpoint
+    from atoffer_rl.agents.session import Session
+    from atoffer_rl.kernels.measurers.protocol import Measurer
+
+
+@workload_options
+def command(
+    *,
+    workload: Workload,
+    policy: Annotated[str, typer.Option(help="Policy or checkpoint.zip; shipped for the one that ships.")] = "shipped",
+    budget: Annotated[int, typer.Option(min=0, help="Choices the policy may measure before its rollout.")] = 0,
+    measurer: job.MeasurerOption = "auto",
+    seed: job.SeedOption = 0,
+    store: job.StoreOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Let a policy build its scheme, and say how good it is.
+
+    A checkpoint of a run on this workload builds it of what that run measured.
+
+    Example: atoffer eval --policy logs/RUN/checkpoint.zip --measurer replay --mask strided
+    """
+    from atoffer_rl.agents.evaluation import evaluate
+    from atoffer_rl.cli.train import starting_policy
+
+    checkpoint = starting_policy(policy)
+    with job.opened_measurer(measurer, workload, store, json) as opened:
+        session = _session(checkpoint, workload, opened, budget, seed)
+        return job.finish(evaluate(checkpoint, session), session, None, json)
+
+
+def _session(checkpoint: "Checkpoint", workload: Workload, measurer: "Measurer", budget: int, seed: int) -> "Session":
+    from atoffer_rl.agents.log import RunLog
+    from atoffer_rl.agents.run_state import resumed_session
+
+    oracle_us = job.oracle_us(workload, measurer)
+    if checkpoint.resumable and Workload.from_json(checkpoint.run["workload"]) == workload:
+        measured = len(checkpoint.run["choices"])
+        return resumed_session(checkpoint, measurer, oracle_us=oracle_us, units=measured + budget)
+    return job.new_session(workload, measurer, (budget, None), seed, RunLog(), oracle_us)

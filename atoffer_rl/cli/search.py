@@ -1,0 +1,43 @@
+"""`atoffer search`: any searcher under the same budget and log format."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoffer_rl.cli import search_job as job
+from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.workload import Workload
+
+
+@workload_options
+def command(
+    *,
+    workload: Workload,
+    searcher: Annotated[str, typer.Option(help="Who searches: oracle, ppo or random.")] = "random",
+    measurer: job.MeasurerOption = "auto",
+    budget: job.BudgetOption = None,
+    seconds: job.SecondsOption = None,
+    seed: job.SeedOption = 0,
+    log_folder: job.LogFolderOption = Path("logs"),
+    store: job.StoreOption = None,
+    export: job.ExportOption = None,
+    progress: job.ProgressOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Search a workload's schemes and recommend the best of what was measured.
+
+    Example: atoffer search --searcher oracle --measurer replay --batch 16 --seq-len 256 --mask strided
+    """
+    from atoffer_rl.agents.log import RunLog
+    from atoffer_rl.agents.registry import searcher_named
+
+    job.check_export_folder(export)
+    chosen = searcher_named(searcher)
+    folder = job.run_folder(log_folder, job.run_name(searcher, workload, seed))
+    with job.opened_measurer(measurer, workload, store, json) as opened, RunLog(folder) as log:
+        best_us = job.oracle_us(workload, opened)
+        session = job.new_session(workload, opened, (budget, seconds), seed, log, best_us)
+        with job.watched(session, progress, json):
+            result = job.searched(chosen, searcher, session)
+        return job.finish(result, session, export, json)

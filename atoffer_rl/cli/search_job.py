@@ -1,0 +1,198 @@
+"""What `train` and `search` share: opening a session under a budget, watching it, and saying what it found."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoffer_rl.cli.errors import INTERRUPTED
+from atoffer_rl.cli.output import print_json, print_line, print_table
+from atoffer_rl.errors import AtofferError, NotRecorded
+from atoffer_rl.records import describe
+from atoffer_rl.scheme import Scheme
+from atoffer_rl.workload import Workload
+
+if TYPE_CHECKING:
+    from atoffer_rl.agents.log import RunLog
+    from atoffer_rl.agents.session import Point, Result, Searcher, Session
+    from atoffer_rl.kernels.ledger import Ledger
+    from atoffer_rl.kernels.measurers.protocol import Measurer
+
+BUDGET_SHARE = 10
+"""The default budget is the legal choices over this."""
+
+MeasurerOption = Annotated[str, typer.Option(help="Who measures: cuda (live), replay (recorded) or auto.")]
+BudgetOption = Annotated[
+    int | None, typer.Option(min=0, help="New choices to measure. [default: a tenth of the legal ones]")
+]
+SecondsOption = Annotated[float | None, typer.Option(min=0, help="Measuring seconds to spend.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+LogFolderOption = Annotated[Path, typer.Option(help="The run gets a folder of its own in here.")]
+StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are kept between runs.")]
+ExportOption = Annotated[Path | None, typer.Option(help="Export the scheme found to this folder.")]
+ProgressOption = Annotated[
+    bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar. [default: on a terminal]")
+]
+
+
+@contextmanager
+def opened_measurer(name: str, workload: Workload, store: Path | None, quiet: bool) -> Iterator["Measurer"]:
+    """The measurer called `name`; says which it is, and closes it."""
+    from atoffer_rl.kernels.measurers.open import open_measurer
+
+    measurer, line = open_measurer(name, workload, store)
+    if not quiet:
+        print_line(line)
+    try:
+        yield measurer
+    finally:
+        measurer.close()
+
+
+def new_session(
+    workload: Workload,
+    measurer: "Measurer",
+    budget: tuple[int | None, float | None],
+    seed: int,
+    log: "RunLog",
+    oracle_us: float | None,
+) -> "Session":
+    """A session under a budget of units and seconds; where neither is given, a tenth of the legal choices."""
+    from atoffer_rl.agents.session import Session
+    from atoffer_rl.kernels.ledger import Ledger
+    from atoffer_rl.kernels.registry import legal_choices, legal_runs
+
+    device, (units, seconds) = measurer.device, budget
+    if units is None and seconds is None:
+        units = sum(len(legal_choices(workload, run, device)) for run in legal_runs(workload, device)) // BUDGET_SHARE
+    return Session(Ledger(workload, measurer, units, seconds), log, seed, oracle_us)
+
+
+def oracle_us(workload: Workload, measurer: "Measurer") -> float | None:
+    """Layer latency of the best scheme there is, where it is known."""
+    from atoffer_rl.agents.oracle import known_oracle_us
+
+    return known_oracle_us(workload, measurer)
+
+
+def run_folder(parent: Path, name: str) -> Path:
+    """A folder of `parent` that is not there yet, called `name`, numbered if need be."""
+    number = 1
+    while (folder := parent / f"{name}-{number}").exists():
+        number += 1
+    return folder
+
+
+def run_name(searcher: str, workload: Workload, seed: int) -> str:
+    """Says what a run is about."""
+    mask = workload.mask.split(":")[0]
+    return f"{searcher}-b{workload.batch}-s{workload.seq_len}-{mask}-{workload.dtype}-seed{seed}"
+
+
+@contextmanager
+def watched(session: "Session", show: bool | None, quiet: bool) -> Iterator[None]:
+    """A progress bar of `session` on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    visible = not quiet and (sys.stderr.isatty() if show is None else show)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not visible) as bar:
+        task = bar.add_task("measuring", total=session.ledger.units)
+
+        def advance(point: "Point") -> None:
+            bar.update(task, completed=point.units, description=f"best {point.best_us:.1f} us a layer")
+
+        session.on_progress = advance
+        yield
+        session.on_progress = None
+
+
+def searched(searcher: "Searcher", name: str, session: "Session") -> "Result":
+    """What `searcher` found, also where Ctrl-C ended it."""
+    try:
+        return searcher(session)
+    except KeyboardInterrupt:
+        return session.result(name, finished=False)
+
+
+def finish(result: "Result", session: "Session", export: Path | None, json: bool) -> int:
+    """Print what was found, and export it if asked to; the command's exit status."""
+    if not result.finished:
+        _print(result, session, None, json)
+        return INTERRUPTED
+    _print(result, session, _forward_us(session.ledger, result.scheme), json)
+    if export is not None:
+        _export(session.ledger, result.scheme, export, json)
+    return 0
+
+
+def _print(result: "Result", session: "Session", forward_us: float | None, json: bool) -> None:
+    if json:
+        print_json(result.to_json() | {"workload": session.workload.to_json(), "forward_us": forward_us})
+    else:
+        _print_result(result, session, forward_us)
+
+
+def _forward_us(ledger: "Ledger", scheme: Scheme) -> float | None:
+    """The whole forward's latency, measured outside the budget; None where it cannot be had."""
+    from atoffer_rl.trial import ForwardRequest
+
+    try:
+        return ledger.measurer.measure([ForwardRequest(ledger.workload, scheme)])[0].latency_us
+    except NotRecorded:
+        return None
+
+
+def _export(ledger: "Ledger", scheme: Scheme, folder: Path, quiet: bool) -> None:
+    from atoffer_rl.kernels.export.writer import Export, write_export
+
+    device = ledger.measurer.device
+    write_export(Export(ledger.workload, scheme, device, (device.arch,), ledger.trials, None), folder)
+    if not quiet:
+        print_line(f"exported to {folder}; check it where it is used: python {folder}/runtime.py verify")
+
+
+def _print_result(result: "Result", session: "Session", forward: float | None) -> None:
+    ledger, workload = session.ledger, session.workload
+    print_line(f"best scheme for {describe(workload)}")
+    print_table(
+        ["run", "template", "parameters", "us"],
+        [
+            (choice.run, choice.template, _values(choice.parameters), f"{ledger.trials[choice].latency_us:.2f}")
+            for choice in result.scheme.choices
+        ],
+    )
+    speedup = result.unfused_us / result.latency_us
+    print_line(f"{result.latency_us:.1f} us a layer, {speedup:.2f} times as fast as unfused{_regret(result.regret)}")
+    if forward is not None:
+        print_line(f"{forward:.1f} us the whole forward of {workload.layers} layers, measured")
+    if result.rollout_us is not None:
+        print_line(f"{result.rollout_us:.1f} us a layer by the policy's own rollout{_regret(result.rollout_regret)}")
+    print_line(
+        f"{result.units} choices measured in {result.seconds:.1f} measuring seconds; "
+        f"the search took {result.wall_seconds:.1f} s"
+    )
+    if session.log.folder is not None:
+        print_line(f"logs and result in {session.log.folder}: tensorboard --logdir {session.log.folder.parent}")
+
+
+def _regret(regret: float | None) -> str:
+    return "" if regret is None else f", {regret:.1%} above the best there is"
+
+
+def _values(parameters: tuple[tuple[str, int], ...]) -> str:
+    return " ".join(f"{name}={value}" for name, value in parameters)
+
+
+def check_export_folder(folder: Path | None) -> None:
+    """Accept a folder that an export can be written to, before a long search.
+
+    Raises:
+        AtofferError: If it is a file.
+    """
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise AtofferError(f"--export {folder} is a file: name a folder")

@@ -1,0 +1,113 @@
+"""`atoffer train`: a PPO agent searches a workload's schemes and settles on the best it measured."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoffer_rl.cli import search_job as job
+from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.errors import PolicyError
+from atoffer_rl.workload import Workload
+
+if TYPE_CHECKING:
+    from atoffer_rl.agents.checkpoint import Checkpoint
+    from atoffer_rl.agents.hyperparameters import PPOConfig
+    from atoffer_rl.agents.log import RunLog
+    from atoffer_rl.agents.session import Session
+    from atoffer_rl.kernels.measurers.protocol import Measurer
+
+
+@workload_options
+def command(
+    *,
+    workload: Workload,
+    measurer: job.MeasurerOption = "auto",
+    budget: job.BudgetOption = None,
+    seconds: job.SecondsOption = None,
+    timesteps: Annotated[int | None, typer.Option(min=0, help="Stop at this many steps at the latest.")] = None,
+    n_envs: Annotated[int | None, typer.Option(min=1, help="Environments that share the budget.")] = None,
+    seed: job.SeedOption = 0,
+    policy: Annotated[
+        str, typer.Option(help="Start from this policy or checkpoint; shipped, or random for random weights.")
+    ] = "shipped",
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with this checkpoint.zip: its workload, budget and seed hold.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Hyperparameters, as agents/config/ppo.yml.")] = None,
+    log_folder: job.LogFolderOption = Path("logs"),
+    store: job.StoreOption = None,
+    export: job.ExportOption = None,
+    progress: job.ProgressOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Train an agent on measured latencies and print the best scheme it found.
+
+    Example: atoffer train --batch 16 --seq-len 256 --mask strided --budget 128 --export out/scheme
+    """
+    from atoffer_rl.agents.log import RunLog
+    from atoffer_rl.agents.ppo import PPOSearch
+
+    job.check_export_folder(export)
+    start = _start(policy, resume)
+    hyperparameters = _hyperparameters(config, start, {"timesteps": timesteps, "n_envs": n_envs})
+    if start is not None and start.resumable:
+        workload, seed = Workload.from_json(start.run["workload"]), int(start.run["seed"])
+        measurer = str(start.run["measurer"]) if measurer == "auto" else measurer
+    folder = resume.parent if resume is not None else job.run_folder(log_folder, job.run_name("ppo", workload, seed))
+    with job.opened_measurer(measurer, workload, store, json) as opened, RunLog(folder) as log:
+        session = _session(workload, opened, start, (budget, seconds), seed, log)
+        with job.watched(session, progress, json):
+            result = job.searched(PPOSearch(hyperparameters, start), "ppo", session)
+        return job.finish(result, session, export, json)
+
+
+def _start(policy: str, resume: Path | None) -> "Checkpoint | None":
+    if resume is not None:
+        return _resumed(resume)
+    return None if policy == "random" else starting_policy(policy).policy_alone()
+
+
+def _resumed(path: Path) -> "Checkpoint":
+    from atoffer_rl.agents.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(path)
+    if not checkpoint.resumable:
+        raise PolicyError(f"{path} is a policy, not a checkpoint of a run: use --policy instead of --resume")
+    return checkpoint
+
+
+def starting_policy(policy: str) -> "Checkpoint":
+    """The policy `shipped` with the package, or the one in a file.
+
+    Raises:
+        PolicyError: If it is missing, damaged or was trained for another space.
+    """
+    from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, load_checkpoint
+
+    return load_checkpoint(SHIPPED_POLICY if policy == "shipped" else Path(policy))
+
+
+def _hyperparameters(path: Path | None, start: "Checkpoint | None", changes: dict[str, int | None]) -> "PPOConfig":
+    from atoffer_rl.agents.hyperparameters import ppo_config
+
+    if path is not None:
+        return ppo_config(changes, path)
+    kept = dict(start.run["config"]) if start is not None and start.resumable else {}
+    return ppo_config(kept | {name: value for name, value in changes.items() if value is not None})
+
+
+def _session(
+    workload: Workload,
+    measurer: "Measurer",
+    start: "Checkpoint | None",
+    budget: tuple[int | None, float | None],
+    seed: int,
+    log: "RunLog",
+) -> "Session":
+    from atoffer_rl.agents.run_state import resumed_session
+
+    oracle_us = job.oracle_us(workload, measurer)
+    if start is not None and start.resumable:
+        return resumed_session(start, measurer, log=log, oracle_us=oracle_us, units=budget[0], seconds=budget[1])
+    return job.new_session(workload, measurer, budget, seed, log, oracle_us)
