@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from atoffer_rl.agents.checkpoint import Checkpoint
 from atoffer_rl.agents.option_policy import OptionPolicy
@@ -19,6 +20,7 @@ def policy_of(checkpoint: Checkpoint, env: FusionSchemeEnv) -> OptionPolicy:
     Raises:
         PolicyError: If its weights do not fit its description.
     """
+    assert isinstance(env.action_space, spaces.Discrete)
     policy = OptionPolicy(
         env.observation_space, env.action_space, lambda _: 0.0, global_fields=GLOBAL_SIZE, hidden=checkpoint.hidden
     )

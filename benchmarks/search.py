@@ -24,5 +24,5 @@ def logged(command: list[str]) -> Any:
 
 
 if __name__ == "__main__":
-    record = {"ppo": logged(["train"]), "random": logged(["search", "random"])}
+    record = {"ppo": logged(["train"]), "random": logged(["search", "--searcher", "random"])}
     (RESULTS / "search.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from atoffer_rl import __version__
-from atoffer_rl.cli import bench, doctor, explain, export, masks, record, records, schemes, verify
+from atoffer_rl.cli import bench, doctor, explain, export, masks, record, records, schemes, search, train, verify
+from atoffer_rl.cli import eval as evaluation
 from atoffer_rl.cli.errors import run_guarded
 
 app = typer.Typer(
@@ -17,6 +18,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
+app.command("train")(train.command)
+app.command("search")(search.command)
+app.command("eval")(evaluation.command)
 app.command("record")(record.command)
 app.add_typer(records.app, name="records")
 app.add_typer(bench.app, name="bench")

@@ -1,6 +1,5 @@
 """`atoffer eval`: what a policy proposes for a workload, or finds under a budget, without learning."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer

@@ -1,0 +1,46 @@
+"""The README says what the records and the package say, and its commands exist."""
+
+import re
+import shlex
+from importlib import util
+from pathlib import Path
+
+import pytest
+import typer
+
+from atoffer_rl.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+COMMANDS = list(re.findall(r"^(?:atoffer|python train_agent\.py) .*", TEXT, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def generator():
+    spec = util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_up_to_date(generator, monkeypatch, tmp_path):
+    monkeypatch.setattr(generator, "PICTURE", tmp_path / "search.svg")
+    assert generator.filled(TEXT) == TEXT, "run python benchmarks/readme.py"
+
+
+def test_the_two_commands_are_shown():
+    assert "make train" in TEXT
+    assert "make test" in TEXT
+
+
+@pytest.mark.parametrize("name", re.findall(r"\]\(((?!http)[^)#]+)\)", TEXT))
+def test_links_lead_somewhere(name):
+    assert (ROOT / name).exists()
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_options_exist(line):
+    words = shlex.split(line.split("#")[0].replace("python train_agent.py", "atoffer train"))
+    command = typer.main.get_command(app).commands[words[1]]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words[2:] if word.startswith("--")} <= known
