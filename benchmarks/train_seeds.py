@@ -1,0 +1,120 @@
+"""Train an agent with several seeds in replay, and compare it with random search at the same budget.
+
+    python benchmarks/train_seeds.py --json benchmarks/results/train_seeds.json
+
+The budget is a tenth of the workload's choices. For every seed: the regret of the recommendation, of random
+search's recommendation, and of the policy's own deterministic rollout over the choices that the run measured:
+with random weights, with the weights that training began with, and when it ended.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from atoffer_rl.agents import random_search
+from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, Checkpoint, load_checkpoint
+from atoffer_rl.agents.hyperparameters import ppo_config
+from atoffer_rl.agents.oracle import all_choices, oracle
+from atoffer_rl.agents.ppo import PPOSearch
+from atoffer_rl.agents.rehearsal import Rehearsal
+from atoffer_rl.agents.session import Session, measured_us
+from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
+from atoffer_rl.records import RecordedTable, load_table, table_for
+from atoffer_rl.workload import Workload
+
+REGRETS = ("recommendation", "rollout", "rollout_before", "rollout_random_weights", "random_search")
+
+
+def main() -> None:
+    """Run every seed; print and, if asked, write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10, help="seeds 0 to this")
+    parser.add_argument("--table", type=Path, help="recorded table (default: the one that ships)")
+    parser.add_argument("--policy", default=str(SHIPPED_POLICY), help="starting policy; random for random weights")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds run at a time")
+    parser.add_argument("--json", type=Path, help="where to write the record")
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    table = load_table(arguments.table) if arguments.table else table_for(Workload())
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+        jobs = [(seed, arguments.table, arguments.policy) for seed in range(arguments.seeds)]
+        rows = []
+        for row in pool.map(run_seed, *zip(*jobs, strict=True)):
+            rows.append(row)
+            regrets = "  ".join(f"{name} {row[f'{name}_regret']:.1%}" for name in REGRETS)
+            print(f"seed {row['seed']}: {row['units']} units  {regrets}  {row['wall_seconds']:.0f} s", flush=True)
+    summary = summarise(rows) | {"wall_seconds": time.monotonic() - started}
+    print(json.dumps(summary, indent=1))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(_header(table) | summary | {"rows": rows}, indent=1) + "\n")
+
+
+def run_seed(seed: int, table_path: Path | None, policy: str) -> dict[str, Any]:
+    """Train one agent; all regrets at its budget."""
+    workload = Workload()
+    measurer = ReplayMeasurer(load_table(table_path) if table_path else table_for(workload))
+    _, oracle_us = oracle(workload, measurer)
+    budget = len(all_choices(workload, measurer)) // 10
+    start = None if policy == "random" else load_checkpoint(Path(policy)).policy_alone()
+    session = Session(Ledger(workload, measurer, budget), seed=seed, oracle_us=oracle_us)
+    result = PPOSearch(ppo_config(), start)(session)
+    other = random_search.search(Session(Ledger(workload, measurer, budget), seed=seed, oracle_us=oracle_us))
+    return {
+        "seed": seed,
+        "budget": budget,
+        "units": result.units,
+        "oracle_us": oracle_us,
+        "unfused_regret": result.unfused_us / oracle_us - 1.0,
+        "recommendation_regret": result.regret,
+        "rollout_regret": result.rollout_regret,
+        "rollout_before_regret": _rollout_regret(session, start),
+        "rollout_random_weights_regret": _rollout_regret(session, None),
+        "random_search_regret": other.regret,
+        "measuring_seconds": result.seconds,
+        "wall_seconds": result.wall_seconds,
+    }
+
+
+def _rollout_regret(session: Session, start: Checkpoint | None) -> float:
+    """Regret of an untrained policy's rollout over what the session measured."""
+    rehearsal = Rehearsal(session.ledger)
+    scheme = rehearsal.rollout(PPOSearch(ppo_config(), start).model(session, rehearsal).policy)
+    assert session.oracle_us is not None
+    return measured_us(session.ledger, scheme) / session.oracle_us - 1.0
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over seeds, and how often the agent was better."""
+    regrets = {f"median_{name}_regret": median(row[f"{name}_regret"] for row in rows) for name in REGRETS}
+    return regrets | {
+        "seeds": len(rows),
+        "better_than_random_search": sum(row["recommendation_regret"] < row["random_search_regret"] for row in rows),
+        "better_than_random_weights": sum(row["rollout_regret"] < row["rollout_random_weights_regret"] for row in rows),
+    }
+
+
+def _header(table: RecordedTable) -> dict[str, Any]:
+    packages = {name: version(name) for name in ("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy")}
+    return {
+        "device": table.device.name,
+        "driver": table.header.machine.driver,
+        "versions": {"python": platform.python_version(), **packages},
+        "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+        "table": table.header.table,
+        "workload": Workload().to_json(),
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+if __name__ == "__main__":
+    main()
