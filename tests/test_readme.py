@@ -9,6 +9,8 @@ import pytest
 import typer
 
 from atoffer_rl.cli.app import app
+from atoffer_rl.workload import Workload
+from tests.synthetic import synthetic_table
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -44,3 +46,11 @@ def test_options_exist(line):
     command = typer.main.get_command(app).commands[words[1]]
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words[2:] if word.startswith("--")} <= known
+
+
+def test_the_python_example_runs(monkeypatch, capsys):
+    table = synthetic_table(Workload(batch=16, seq_len=256, mask="strided"))
+    monkeypatch.setattr("atoffer_rl.records.recorded_tables", lambda *_: (table,))
+    (example,) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    exec(example.replace('"auto"', '"replay"'), {})
+    assert "[0," in capsys.readouterr().out

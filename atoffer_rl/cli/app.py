@@ -7,8 +7,20 @@ from typing import Annotated
 import typer
 
 from atoffer_rl import __version__
-from atoffer_rl.cli import bench, doctor, explain, export, masks, record, records, schemes, search, train, verify
-from atoffer_rl.cli import eval as evaluation
+from atoffer_rl.cli import (
+    bench,
+    doctor,
+    evaluate,
+    explain,
+    export,
+    masks,
+    record,
+    records,
+    schemes,
+    search,
+    train,
+    verify,
+)
 from atoffer_rl.cli.errors import run_guarded
 
 app = typer.Typer(
@@ -20,7 +32,7 @@ app = typer.Typer(
 )
 app.command("train")(train.command)
 app.command("search")(search.command)
-app.command("eval")(evaluation.command)
+app.command("eval")(evaluate.command)
 app.command("record")(record.command)
 app.add_typer(records.app, name="records")
 app.add_typer(bench.app, name="bench")

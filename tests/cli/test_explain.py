@@ -6,7 +6,9 @@ import pytest
 
 from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.kernels.lowering import lower
+from atoffer_rl.table_summary import oracle
 from atoffer_rl.workload import Workload
+from tests.synthetic import synthetic_table
 
 NEVER_RECORDED = ["--batch", "3", "--seq-len", "48"]
 
@@ -23,6 +25,32 @@ def test_a_code(atoffer):
     text = atoffer("explain", "--code", 41115, *NEVER_RECORDED).out
     assert "AToffer code 41115, for B 3, S 48" in text
     assert "not every segment has a recorded latency" in text
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """A recorded table of a small workload, and the options that name it."""
+    workload = Workload(batch=2, seq_len=64, mask="fixed")
+    table = synthetic_table(workload)
+    monkeypatch.setattr("atoffer_rl.records.recorded_tables", lambda *_: (table,))
+    return table, workload, ["--batch", "2", "--seq-len", "64", "--mask", "fixed"]
+
+
+def test_the_best_recorded_scheme(atoffer, recorded):
+    table, workload, options = recorded
+    best, best_us = oracle(table, workload)
+    answer = json.loads(atoffer("explain", *options, "--json").out)
+    assert answer["scheme"] == best.to_json()
+    assert answer["layer_latency_us"] == pytest.approx(best_us)
+    text = atoffer("explain", *options).out
+    assert "the best scheme of the recorded table" in text
+    assert f"recorded table {table.header.table}" in text
+    assert f"one layer: {best_us:.2f} us" in text
+
+
+def test_a_code_of_a_recorded_workload_has_latencies(atoffer, recorded):
+    answer = json.loads(atoffer("explain", *recorded[2], "--code", 10922, "--json").out)
+    assert answer["layer_latency_us"] == pytest.approx(sum(row["latency_us"] for row in answer["segments"]))
 
 
 def test_a_file(atoffer, tmp_path):
