@@ -107,8 +107,29 @@ def draw_search(found: dict[str, Any]) -> None:
 
 def results() -> str:
     """What was recorded: searches over seeds, the encoder beside its peers, the shipped tables."""
-    parts = (encoders(), recorded_tables())
+    parts = (seeds(), encoders(), recorded_tables())
     return "\n\n".join(part for part in parts if part)
+
+
+def seeds() -> str:
+    """The agent and random search over seeds, from the record of `benchmarks/train_seeds.py`."""
+    name = "train_seeds.json"
+    if not (RESULTS / name).exists():
+        return ""
+    record = load(name)
+    rows = [
+        ("the agent's recommendation", percent(record["median_recommendation_regret"])),
+        ("the agent's own rollout", percent(record["median_rollout_regret"])),
+        ("its rollout before training", percent(record["median_rollout_before_regret"])),
+        ("a rollout of random weights", percent(record["median_rollout_random_weights_regret"])),
+        ("random search's recommendation", percent(record["median_random_search_regret"])),
+    ]
+    return (
+        f"Default workload, {record['rows'][0]['budget']} units (a tenth of the table), {record['seeds']} seeds "
+        f"([record](benchmarks/results/{name})); the agent's recommendation beats random search's in "
+        f"{record['better_than_random_search']}, its rollout that of random weights in "
+        f"{record['better_than_random_weights']}:\n\n{table(['scheme', 'median regret'], rows)}"
+    )
 
 
 def encoders() -> str:
