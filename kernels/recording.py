@@ -85,11 +85,14 @@ def record_table(
     """
     _check_writable(folder)
     deadline = time.monotonic() + (seconds if seconds is not None else float("inf"))
-    recorder = _Recorder(measurer, tuple(workloads), deadline, tell, progress)
-    try:
-        done = recorder.measure_segments() and recorder.measure_best() and recorder.measure_forwards(forwards)
-    finally:
-        recorder.close()
+    while True:
+        recorder = _Recorder(measurer, tuple(workloads), deadline, tell, progress)
+        try:
+            done = recorder.measure_segments() and recorder.measure_best() and recorder.measure_forwards(forwards)
+        finally:
+            recorder.close()
+        if not recorder.machine_changed or time.monotonic() >= deadline:
+            break
     table = recorder.table()
     path = folder / f"{name}{SUFFIX}" if table is not None else None
     if table is not None and path is not None:
@@ -167,17 +170,22 @@ class _Recorder:
         self._done += new or len(trial.samples_us) >= BEST_REPLAYS
         self._progress(self._phase[0], min(self._done, self._phase[1]), self._phase[1])
 
+    @property
+    def machine_changed(self) -> bool:
+        """Whether the machine is no longer the one that the table was begun on."""
+        return self._measurer.watch.changes > self._changes
+
     def _should_stop(self) -> bool:
-        """Time is up, or the machine is no longer the one that the table was begun on."""
-        return time.monotonic() >= self._deadline or self._measurer.watch.changes > self._changes
+        return time.monotonic() >= self._deadline or self.machine_changed
 
     def _measure(self, phase: str, requests: Sequence[Request], done: int, replays: int) -> bool:
         """Measure `requests`, of which `done` more were measured before; says whether all were."""
         self._phase, self._done = (phase, done + len(requests)), done
         self._progress(phase, done, done + len(requests))
         self._measurer.measure_again(requests, replays)
-        if self._measurer.watch.changes > self._changes:
-            self._tell("the machine changed by more than 3% for good: stopped; the next call begins a new table")
+        if self.machine_changed:
+            anchors = ", ".join(str(sample.latencies_us) for sample in self._measurer.watch.samples[-4:])
+            self._tell(f"the machine changed by more than {DRIFT:.0%} for good; its last anchors in us: {anchors}")
             return False
         return not self._should_stop() or self._done >= self._phase[1]
 

@@ -261,7 +261,8 @@ public:
     }
 };
 
-// CUDA cores. Four products are summed before they join the total: a quarter of the roundings at the total's size.
+// CUDA cores. Four products are summed before they join a tile's sum, and a tile's before it joins the total: few
+// roundings at the total's size, so that long inner dimensions stay within float32's error budget.
 template <class Tiling>
 class CudaCoreProduct {
     static constexpr int kRows = Tiling::kWarpM / kLaneRows;
@@ -282,6 +283,7 @@ public:
     __device__ __forceinline__ void first(const char*, const char*) {}
 
     __device__ __forceinline__ void most(const char* tile_a, const char* tile_w) {
+        float tile_sums[kRows][kColumns] = {};
 #pragma unroll 2
         for (int chunk = first_chunk_; chunk < first_chunk_ + kChunks; ++chunk) {
             float4 a[kRows];
@@ -292,9 +294,13 @@ public:
                 const float4 w = chunk_at(tile_w, column_ + j * kLaneColumns, chunk);
 #pragma unroll
                 for (int i = 0; i < kRows; ++i)
-                    sums_[i][j] += fmaf(a[i].w, w.w, fmaf(a[i].z, w.z, fmaf(a[i].y, w.y, a[i].x * w.x)));
+                    tile_sums[i][j] += fmaf(a[i].w, w.w, fmaf(a[i].z, w.z, fmaf(a[i].y, w.y, a[i].x * w.x)));
             }
         }
+#pragma unroll
+        for (int i = 0; i < kRows; ++i)
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j) sums_[i][j] += tile_sums[i][j];
     }
 
     __device__ __forceinline__ void last(const char*, const char*) {}

@@ -131,12 +131,15 @@ def test_other_anchors_begin_another_table(make: Make, tmp_path: Path) -> None:
     assert second.table is not None
 
 
-def test_a_machine_that_changes_for_good_ends_the_table(make: Make, tmp_path: Path) -> None:
+def test_a_machine_that_changes_for_good_begins_a_new_table(make: Make, tmp_path: Path) -> None:
     lines: list[str] = []
     measurer = make(anchors_us=(10.0, 10.0, 11.0))
     done = record_table(measurer, [FIRST], "toy", forwards=5, folder=tmp_path / "records", tell=lines.append)
-    assert not done.complete
-    assert "changed by more than 3%" in lines[-1]
+    assert "changed by more than 3%" in lines[0]
+    assert "a new table is begun" in lines[1]
+    assert done.complete
+    assert done.table is not None
+    assert done.table.header.anchors[0].latencies_us != measurer.watch.samples[0].latencies_us
 
 
 def test_it_stops_when_time_is_up(make: Make, tmp_path: Path) -> None:
