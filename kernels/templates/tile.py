@@ -29,9 +29,8 @@ WARP_LANES = 32
 MAX_WARPS = 8
 VECTOR_BYTES = 16
 PLAN_NAMES = ("tile_starts", "tile_columns", "tile_words")
-REGISTER_LIMITS = ((66, 128), (84, 168), (104, 200), (168, 256))
-"""Up to how many values kept across a chunk fit, without spilling, into how many registers of a thread."""
-MULTIPROCESSOR_REGISTERS = 65_536  # of every arch that compiles this
+MAX_KEPT_VALUES = 168
+"""What a thread keeps across a chunk, at most, without spilling: the rest of its 255 registers address and convert."""
 
 
 class TileAttention:
@@ -69,7 +68,6 @@ class TileAttention:
             add_bias="true" if BIAS_OPERATOR in run else "false",
             merged="true" if MERGE_OPERATOR in run else "false",
             scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
-            min_blocks=_min_blocks(kept_values(workload, values), values["warps"] * WARP_LANES),
             **values,
         )
         return KernelProgram(
@@ -124,11 +122,11 @@ def _bad_tiling(values: Mapping[str, int]) -> str | None:
 
 
 def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
-    needed, kept, fitting = shared_bytes(workload, values), kept_values(workload, values), REGISTER_LIMITS[-1][0]
+    needed, kept = shared_bytes(workload, values), kept_values(workload, values)
     if needed > device.shared_bytes_per_block:
         return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
-    if kept > fitting:
-        return f"a thread would keep {kept} values across a chunk, its registers hold {fitting}"
+    if kept > MAX_KEPT_VALUES:
+        return f"a thread would keep {kept} values across a chunk, its registers hold {MAX_KEPT_VALUES}"
     return None
 
 
@@ -148,12 +146,6 @@ def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
     sums, scores, queries = head_dim // 2, warp_columns // 2, head_dim // 4
     copies = -(-chunk * head_dim * workload.element.itemsize // (VECTOR_BYTES * threads))
     return sums + scores + queries + copies
-
-
-def _min_blocks(kept: int, threads: int) -> int:
-    """Blocks that a multiprocessor must have room for, which is how a thread's registers are limited."""
-    registers = next(limit for fits, limit in REGISTER_LIMITS if kept <= fits)
-    return MULTIPROCESSOR_REGISTERS // (registers * threads)
 
 
 def _plan(workload: Workload, tile_rows: int, chunk: int) -> TilePlan:
