@@ -1,0 +1,39 @@
+import pytest
+import yaml
+
+from atoffer_rl.agents.hyperparameters import CONFIG_FOLDER, SECTION, ppo_config, pretrain_config
+from atoffer_rl.errors import AtofferError
+
+
+def test_shipped_files_are_complete():
+    assert ppo_config().n_envs == 1
+    assert pretrain_config().tables > 0
+
+
+def test_changes_take_precedence_and_none_changes_nothing():
+    assert ppo_config({"n_envs": 3, "timesteps": None}) == ppo_config({"n_envs": 3})
+    assert ppo_config({"n_envs": 3}).n_envs == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"n_steps": "many"}, "n_steps must be a whole number"),
+        ({"n_steps": 1.5}, "n_steps must be a whole number"),
+        ({"learning_rate": -1.0}, "learning_rate must be a number"),
+        ({"colour": 1}, "colour unknown or missing"),
+    ],
+)
+def test_wrong_values_are_named(tmp_path, change, complaint):
+    values = yaml.safe_load((CONFIG_FOLDER / "ppo.yml").read_text())[SECTION] | change
+    (tmp_path / "own.yml").write_text(yaml.safe_dump({SECTION: values}))
+    with pytest.raises(AtofferError, match=complaint):
+        ppo_config(path=tmp_path / "own.yml")
+
+
+@pytest.mark.parametrize("content", ["", "a: [", "other: {}", None])
+def test_unreadable_files_are_one_line(tmp_path, content):
+    if content is not None:
+        (tmp_path / "own.yml").write_text(content)
+    with pytest.raises(AtofferError, match="cannot read hyperparameters"):
+        ppo_config(path=tmp_path / "own.yml")

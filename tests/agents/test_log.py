@@ -1,0 +1,48 @@
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from atoffer_rl.agents import random_search
+from atoffer_rl.agents.log import RunLog
+from atoffer_rl.errors import LogError
+
+
+def events_of(folder):
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
+
+
+def test_tensorboard_tells_the_search(session_of, tmp_path):
+    session = session_of(units=20, folder=tmp_path)
+    result = random_search.search(session)
+    session.log.hyperparameters({"seed": 0}, {"metric/regret": result.regret})
+    session.log.close()
+    events = events_of(tmp_path)
+    scalars = events.Tags()["scalars"]
+    assert {"search/best_latency_us", "search/regret", "search/units", "search/seconds", "search/cache_hits"} <= set(
+        scalars
+    )
+    assert {"search/status/ok", "search/status/wrong_result", "search/status/crashed"} <= set(scalars)
+    assert [point.step for point in events.Scalars("search/best_latency_us")] == list(range(21))
+    assert events.Scalars("search/best_latency_us")[-1].value == pytest.approx(result.latency_us, rel=1e-6)
+    assert events.Tags()["images"] == ["scheme/best"]
+    assert "scheme/best/text_summary" in events.Tags()["tensors"]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_an_unwritable_folder_is_one_line(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match="use another --log-folder") as failure:
+        RunLog(tmp_path / place)
+    assert "\n" not in str(failure.value)
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with RunLog() as log:
+        log.scalar("a", 1.0, 0)
+        log.text("b", "c", 0)
+        log.trial({})
+        log.result({})
+        log.hyperparameters({}, {})
+    assert not list(tmp_path.iterdir())

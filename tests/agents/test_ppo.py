@@ -1,0 +1,107 @@
+"""Smoke training: budget, settling, seeds, resuming, interrupting, logs."""
+
+import pytest
+
+from atoffer_rl.agents import ppo
+from atoffer_rl.agents.checkpoint import load_checkpoint
+from atoffer_rl.agents.hyperparameters import ppo_config
+from atoffer_rl.agents.log import RunLog
+from atoffer_rl.agents.ppo import CHECKPOINT_FILE, PPOSearch
+from atoffer_rl.agents.run_state import resumed_session
+from atoffer_rl.errors import PolicyError
+from tests.agents.conftest import SMOKE
+from tests.agents.test_log import events_of
+
+
+def test_a_run_spends_its_budget_and_settles(session_of, tmp_path):
+    session = session_of(units=20, folder=tmp_path)
+    settling = ppo_config(SMOKE | {"timesteps": 4000, "learning_rate": 3e-3, "n_epochs": 4})
+    result = PPOSearch(settling)(session)
+    session.log.close()
+    assert result.units == 20
+    assert result.rollout_us == pytest.approx(result.latency_us)
+    assert result.latency_us < result.unfused_us
+    tags = set(events_of(tmp_path).Tags()["scalars"])
+    assert {
+        "policy/episode_return",
+        "policy/entropy",
+        "policy/rollout_us",
+        "train/value_loss",
+        "train/imitation_loss",
+    } <= tags
+    assert "search/regret" in tags
+
+
+def test_a_run_stops_at_its_timesteps(session_of, smoke):
+    session = session_of(units=10_000)
+    result = PPOSearch(smoke)(session)
+    assert result.finished
+    assert 0 < result.units < 128
+
+
+def test_several_environments_share_the_budget(session_of):
+    result = PPOSearch(ppo_config(SMOKE | {"n_envs": 3}))(session_of(units=9))
+    assert result.units == 9
+
+
+def test_a_run_is_seeded(session_of, smoke):
+    one, same, other = (PPOSearch(smoke)(session_of(seed=seed)) for seed in (1, 1, 2))
+    assert one.history == same.history
+    assert (one.scheme, one.rollout) == (same.scheme, same.rollout)
+    assert one.history != other.history
+
+
+def test_a_run_goes_on_where_it_stopped(session_of, measurer, smoke, tmp_path):
+    session = session_of(units=30, seed=5, folder=tmp_path)
+    first = PPOSearch(ppo_config(SMOKE | {"timesteps": 32}))(session)
+    session.log.close()
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    with RunLog(tmp_path) as log:
+        resumed = resumed_session(checkpoint, measurer, log=log)
+        assert (resumed.ledger.units, resumed.ledger.units_spent, resumed.seed) == (30, first.units, 5)
+        assert resumed.ledger.best()[1] == pytest.approx(first.latency_us)
+        search = PPOSearch(smoke, checkpoint)
+        result = search(resumed)
+    assert result.units > first.units
+    assert list(resumed.charged[: first.units]) == list(session.charged)
+    assert load_checkpoint(tmp_path / CHECKPOINT_FILE).run["timesteps"] == 128
+    lines = (tmp_path / "trials.jsonl").read_text().splitlines()
+    assert len(lines) == len(set(lines)) == result.units
+
+
+def test_a_policy_alone_cannot_be_resumed(session_of, measurer, smoke, tmp_path):
+    PPOSearch(smoke)(session_of(folder=tmp_path))
+    policy = load_checkpoint(tmp_path / CHECKPOINT_FILE).policy_alone()
+    with pytest.raises(PolicyError, match="use --policy instead of --resume"):
+        resumed_session(policy, measurer)
+    assert PPOSearch(ppo_config(SMOKE | {"hidden": 8}), policy)(session_of()).units == 20
+
+
+def test_weights_that_do_not_fit_are_one_line(session_of, smoke, tmp_path):
+    PPOSearch(smoke)(session_of(folder=tmp_path))
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    weights = dict(list(checkpoint.weights.items())[1:])
+    with pytest.raises(PolicyError, match="do not fit"):
+        PPOSearch(smoke, type(checkpoint)(weights, checkpoint.hidden, checkpoint.space))(session_of())
+
+
+def test_an_interrupted_run_keeps_what_it_has(session_of, smoke, tmp_path, monkeypatch):
+    session = session_of(units=20, folder=tmp_path)
+    measured = type(session.ledger).measure_reserved
+
+    def interrupt(ledger, choice):
+        if ledger.units_spent == 7:
+            raise KeyboardInterrupt
+        return measured(ledger, choice)
+
+    monkeypatch.setattr(type(session.ledger), "measure_reserved", interrupt)
+    result = PPOSearch(smoke)(session)
+    assert not result.finished
+    assert result.units == 7
+    assert len(load_checkpoint(tmp_path / CHECKPOINT_FILE).run["choices"]) == 7
+
+
+def test_the_shipped_policy_loads_where_there_is_one():
+    if not ppo.SHIPPED_POLICY.exists():
+        pytest.skip("no policy ships with this version")
+    assert not ppo.shipped_policy().resumable
