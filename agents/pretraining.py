@@ -27,7 +27,7 @@ from atoffer_rl.agents.sb3_log import sb3_logger
 from atoffer_rl.agents.teacher import teacher_action
 from atoffer_rl.agents.training_tables import Spread, TrainingTable
 from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
-from atoffer_rl.envs.observation import GLOBAL_SIZE
+from atoffer_rl.envs.observation import GLOBAL_SIZE, OBSERVATION_SIZE, OPTION_COUNT
 from atoffer_rl.envs.search_episode import OpenLedger, Search, SearchEpisode
 from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.kernels.ledger import Ledger
@@ -67,13 +67,12 @@ def imitate(
     optimizer = torch.optim.Adam(model.policy.parameters(), lr=config.imitation_rate)
     env = _search_episode(searches, config)
     env.reset(seed=int(rng.integers(2**31)))
-    lessons: list[_States] = []
+    states = _States.blank(config.imitation_rounds * config.imitation_steps)
     for round_number in range(config.imitation_rounds):
-        share = round_number / config.imitation_rounds
-        lessons.append(_visit(model, env, config.imitation_steps, share, rng))
-        loss = _fit(
-            model, _States(*(np.concatenate(parts) for parts in zip(*lessons, strict=True))), config, optimizer, rng
-        )
+        seen = (round_number + 1) * config.imitation_steps
+        policy_share = round_number / config.imitation_rounds
+        _visit(model, env, states.between(seen - config.imitation_steps, seen), policy_share, rng)
+        loss = _fit(model, states.between(0, seen), config, optimizer, rng)
         log.scalar("pretrain/imitation_loss", loss, round_number)
 
 
@@ -81,6 +80,17 @@ class _States(NamedTuple):
     observations: NDArray[np.float32]
     actions: NDArray[np.int64]
     masks: NDArray[np.bool_]
+
+    @classmethod
+    def blank(cls, count: int) -> "_States":
+        return cls(
+            np.zeros((count, OBSERVATION_SIZE), np.float32),
+            np.zeros(count, np.int64),
+            np.zeros((count, OPTION_COUNT), bool),
+        )
+
+    def between(self, first: int, end: int) -> "_States":
+        return _States(*(part[first:end] for part in self))
 
 
 def _opener(table: TrainingTable) -> OpenLedger:
@@ -111,23 +121,19 @@ def _model(searches: Sequence[Search], config: PretrainConfig, seed: int) -> Mas
 
 
 def _visit(
-    model: MaskablePPO, env: SearchEpisode, steps: int, policy_share: float, rng: np.random.Generator
-) -> _States:
-    """States of searches in which the policy takes `policy_share` of the steps, with the teacher's actions."""
-    observations, actions, masks = [], [], []
+    model: MaskablePPO, env: SearchEpisode, states: _States, policy_share: float, rng: np.random.Generator
+) -> None:
+    """Fill `states` on searches in which the policy takes `policy_share` of the steps, with the teacher's actions."""
     observation, _ = env.reset()
-    for _ in range(steps):
+    for step in range(len(states.actions)):
         mask = env.action_masks()
         action = teacher_action(observation, mask)
-        observations.append(observation)
-        actions.append(action)
-        masks.append(mask)
+        states.observations[step], states.actions[step], states.masks[step] = observation, action, mask
         if rng.uniform() < policy_share:
             action = int(model.predict(observation, action_masks=mask)[0])
         observation, _, over, _, _ = env.step(np.int64(action))
         if over:
             observation, _ = env.reset()
-    return _States(np.array(observations), np.array(actions), np.array(masks))
 
 
 def _fit(

@@ -1,0 +1,121 @@
+"""`atoffer train`, `search` and `eval` on recorded latencies."""
+
+import json
+
+import pytest
+
+from atoffer_rl.agents import random_search
+from atoffer_rl.kernels.measurers import open as opening
+from atoffer_rl.workload import Workload
+from tests.synthetic import synthetic_table
+
+SHAPE = ("--batch", 1, "--seq-len", 128, "--measurer", "replay")
+CONFIG = """
+atoffer/FusionScheme-v0: {n_envs: 1, n_steps: 32, batch_size: 32, n_epochs: 2, learning_rate: 0.003, gae_lambda: 0.95,
+  clip_range: 0.2, ent_coef: 0.0, vf_coef: 0.5, max_grad_norm: 0.5, imitation_coef: 1.0, hidden: 16, timesteps: 96,
+  settle_rollouts: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def table():
+    return synthetic_table(Workload(batch=1, seq_len=128))
+
+
+@pytest.fixture(autouse=True)
+def _recorded(table, monkeypatch):
+    monkeypatch.setattr(opening, "table_for", lambda _: table)
+
+
+@pytest.fixture
+def train(atoffer, tmp_path):
+    (tmp_path / "ppo.yml").write_text(CONFIG)
+
+    def call(*words):
+        own = ("--config", tmp_path / "ppo.yml", "--log-folder", tmp_path / "logs")
+        return atoffer("train", *SHAPE, "--policy", "random", *own, *words)
+
+    return call
+
+
+def only(folder):
+    (found,) = folder.iterdir()
+    return found
+
+
+def test_train_prints_the_scheme_and_keeps_logs(train, atoffer, tmp_path):
+    outcome = train("--budget", 12, "--progress")
+    assert outcome.status == 0
+    assert outcome.out.startswith("measurer replay")
+    assert "by the policy's own rollout" in outcome.out
+    assert "above the best there is" in outcome.out
+    run = only(tmp_path / "logs")
+    result = json.loads((run / "result.json").read_text())
+    assert result["units"] == 12
+    assert atoffer("explain", "--scheme", run / "result.json", "--batch", 1, "--seq-len", 128).status == 0
+    evaluated = atoffer("eval", *SHAPE, "--policy", run / "checkpoint.zip", "--json")
+    answer = json.loads(evaluated.out)
+    assert answer["units"] == 12
+    assert answer["rollout"] == result["rollout"]
+
+
+def test_train_resumes(train, atoffer, tmp_path):
+    train("--budget", 30, "--timesteps", 32)
+    run = only(tmp_path / "logs")
+    first = json.loads((run / "result.json").read_text())
+    outcome = atoffer("train", "--resume", run / "checkpoint.zip", "--timesteps", 96, "--json")
+    result = json.loads(outcome.out)
+    assert only(tmp_path / "logs") == run
+    assert result["workload"]["batch"] == 1
+    assert result["units"] > first["units"]
+    assert result["latency_us"] <= first["latency_us"]
+
+
+def test_the_default_budget_is_a_tenth(atoffer, tmp_path, table):
+    words = ("search", *SHAPE, "--log-folder", tmp_path, "--json")
+    result = json.loads(atoffer(*words).out)
+    assert result["units"] == len(table.trials) // 10
+    assert json.loads(atoffer(*words).out)["scheme"] == result["scheme"]
+    best = json.loads(atoffer(*words, "--searcher", "oracle").out)
+    assert best["regret"] == pytest.approx(0.0)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_ctrl_c_keeps_and_prints_the_best_so_far(atoffer, tmp_path, monkeypatch):
+    shuffled = random_search.shuffled_choices
+
+    def interrupted(session):
+        for count, choice in enumerate(shuffled(session)):
+            if count == 20:
+                raise KeyboardInterrupt
+            yield choice
+
+    monkeypatch.setattr(random_search, "shuffled_choices", interrupted)
+    outcome = atoffer("search", *SHAPE, "--log-folder", tmp_path, "--budget", 40)
+    assert outcome.status == 130
+    assert "us a layer" in outcome.out
+    assert not json.loads((only(tmp_path) / "result.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("train", "--policy", "nowhere.zip"), "there is no policy nowhere.zip"),
+        (("train", "--resume", "nowhere.zip"), "there is no policy nowhere.zip"),
+        (("eval", "--policy", "nowhere.zip"), "there is no policy nowhere.zip"),
+        (("train", "--policy", "random", "--config", "nowhere.yml"), "cannot read hyperparameters"),
+        (("train", "--policy", "random", "--log-folder", "file"), "use another --log-folder"),
+        (("train", "--policy", "random", "--export", "file"), "name a folder"),
+        (("train", "--policy", "file"), "damaged or not a checkpoint"),
+        (("train", "--resume", "file"), "damaged or not a checkpoint"),
+        (("search", "--searcher", "ants"), "unknown searcher"),
+        (("search", "--log-folder", "file"), "use another --log-folder"),
+        (("search", "--budget", "-1"), "--budget"),
+    ],
+)
+def test_mistakes_are_one_line(atoffer, tmp_path, monkeypatch, words, complaint):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("no zip")
+    outcome = atoffer(*words, *SHAPE)
+    assert outcome.status in (1, 2)
+    assert complaint in outcome.err
