@@ -90,7 +90,7 @@ class _States(NamedTuple):
         )
 
     def between(self, first: int, end: int) -> "_States":
-        return _States(*(part[first:end] for part in self))
+        return _States(self.observations[first:end], self.actions[first:end], self.masks[first:end])
 
 
 def _opener(table: TrainingTable) -> OpenLedger:
