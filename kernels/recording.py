@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryFile
 from typing import TypeAlias, TypeVar
 
@@ -27,6 +28,8 @@ BEST_CHOICES = 3
 BEST_REPLAYS = 100
 BEST_ROUNDS = 4
 FORWARDS = 200
+FORWARD_REPLAYS = 20
+FINALIST_ROUNDS = 5
 SPREAD_DRAWS = 4000
 SPREAD_QUANTILE = 0.9
 Option = TypeVar("Option")
@@ -88,7 +91,12 @@ def record_table(
     while True:
         recorder = _Recorder(measurer, tuple(workloads), deadline, tell, progress)
         try:
-            done = recorder.measure_segments() and recorder.measure_best() and recorder.measure_forwards(forwards)
+            done = (
+                recorder.measure_segments()
+                and recorder.measure_best()
+                and recorder.measure_forwards(forwards)
+                and recorder.measure_finalists(forwards)
+            )
         finally:
             recorder.close()
         if not recorder.machine_changed or time.monotonic() >= deadline:
@@ -122,7 +130,8 @@ class _Recorder:
         self._tell = tell
         self._progress = progress
         self._phase = ("", 0)
-        self._done = 0
+        self._done_before = 0
+        self._noted: set[Answers] = set()
         self.measured = 0
         self._header, self._earlier_anchors = self._resume()
         self._first_sample = len(measurer.watch.samples) - 1
@@ -164,11 +173,15 @@ class _Recorder:
         return mine[-1] if mine else None
 
     def _note(self, trial: Trial) -> None:
-        new = trial.answers not in self._trials
         self._trials[trial.answers] = trial
         self.measured += 1
-        self._done += new or len(trial.samples_us) >= BEST_REPLAYS
-        self._progress(self._phase[0], min(self._done, self._phase[1]), self._phase[1])
+        self._noted.add(trial.answers)
+        self._progress(self._phase[0], self._done, self._phase[1])
+
+    @property
+    def _done(self) -> int:
+        """What is done of the phase, before this call and in it; what is taken again counts once."""
+        return self._done_before + len(self._noted)
 
     @property
     def machine_changed(self) -> bool:
@@ -180,7 +193,7 @@ class _Recorder:
 
     def _measure(self, phase: str, requests: Sequence[Request], done: int, replays: int) -> bool:
         """Measure `requests`, of which `done` more were measured before; says whether all were."""
-        self._phase, self._done = (phase, done + len(requests)), done
+        self._phase, self._done_before, self._noted = (phase, done + len(requests)), done, set()
         self._progress(phase, done, done + len(requests))
         self._measurer.measure_again(requests, replays)
         if self.machine_changed:
@@ -228,14 +241,51 @@ class _Recorder:
 
     def measure_forwards(self, count: int) -> bool:
         """Whole forwards of each workload; says whether all are there now."""
+        requests = [request for group in self._forward_requests(count) for request in group]
+        missing = [request for request in requests if request_key(request) not in self._trials]
+        return self._measure("forwards", missing, len(requests) - len(missing), FORWARD_REPLAYS)
+
+    def measure_finalists(self, count: int) -> bool:
+        """The forwards of the least sums in further rounds, each in another order; a trial pools its rounds.
+
+        One round cannot rank them: where buffers happen to lie, and when, moves a forward by more than they differ.
+        """
+        groups = [group[:FINALISTS] for group in self._forward_requests(count)]
+        for turn in range(1, FINALIST_ROUNDS):
+            # Workload by workload: each change of workload costs a reference of its own.
+            orders = [np.random.default_rng(turn).permutation(len(group)) for group in groups]
+            ordered = [group[index] for group, order in zip(groups, orders, strict=True) for index in order]
+            asked = [request for request in ordered if self._lacks_round(request, turn)]
+            earlier = [self._trials[request_key(request)] for request in asked]
+            done = not asked or self._measure(f"finalists, round {turn + 1}", asked, 0, FORWARD_REPLAYS)
+            for trial in earlier:
+                self._pool(trial)
+            if not done:
+                return False
+        return True
+
+    def _lacks_round(self, request: ForwardRequest, turn: int) -> bool:
+        trial = self._trials[request_key(request)]
+        return trial.ok and len(trial.samples_us) < FORWARD_REPLAYS * (turn + 1)
+
+    def _pool(self, earlier: Trial) -> None:
+        """Join the samples of `earlier` and of the trial that has replaced it."""
+        later = self._trials[earlier.answers]
+        if later is not earlier and later.ok:
+            samples = earlier.samples_us + later.samples_us
+            pooled = replace(later, samples_us=samples, latency_us=float(median(samples)))
+            self._measurer.store.add(pooled)
+            self._trials[earlier.answers] = pooled
+
+    def _forward_requests(self, count: int) -> list[list[ForwardRequest]]:
+        """The forwards to time, workload by workload, the least sums first."""
         table = RecordedTable(self._header, tuple(self._trials.values()))
-        requests: list[ForwardRequest] = []
+        groups = []
         for workload in self._workloads:
             by_choice = latencies(table.segments(workload))
             schemes = forward_schemes(by_choice, count, seed=int(workload.key, 16) % 2**32)
-            requests += [ForwardRequest(workload, scheme) for scheme in schemes]
-        missing = [request for request in requests if request_key(request) not in self._trials]
-        return self._measure("forwards", missing, len(requests) - len(missing), replays=20)
+            groups.append([ForwardRequest(workload, scheme) for scheme in schemes])
+        return groups
 
     def close(self) -> None:
         """Keep the header with all its anchors, and leave the measurer as it was."""
