@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from atoffer_rl.kernels.registry import all_templates
 from atoffer_rl.operators import OPERATOR_COUNT, OPERATORS
 from atoffer_rl.scheme import Scheme
 
@@ -29,7 +30,7 @@ def draw_scheme(scheme: Scheme, latencies_us: Sequence[float]) -> "Figure":
 
     figure = Figure(figsize=(12, 2.6), layout="constrained")
     axes = figure.add_subplot()
-    colours = {name: f"C{k}" for k, name in enumerate(sorted({choice.template for choice in scheme.choices}))}
+    colours = {template.name: f"C{k}" for k, template in enumerate(all_templates())}
     for choice, latency_us in zip(scheme.choices, latencies_us, strict=True):
         first, width = choice.run.first, choice.run.last - choice.run.first + 1
         style = f"round,pad=0,rounding_size={GAP}"

@@ -7,8 +7,10 @@ Reference: Ross, Gordon and Bagnell, A reduction of imitation learning to no-reg
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from math import log
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ from atoffer_rl.agents.sb3_log import sb3_logger
 from atoffer_rl.agents.teacher import teacher_action
 from atoffer_rl.agents.training_tables import Spread, TrainingTable
 from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
-from atoffer_rl.envs.observation import GLOBAL_SIZE, OBSERVATION_SIZE, OPTION_COUNT
+from atoffer_rl.envs.observation import GLOBAL_SIZE, OBSERVATION_SIZE, OPTION_COUNT, Vector
 from atoffer_rl.envs.search_episode import OpenLedger, Search, SearchEpisode
 from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.kernels.ledger import Ledger
@@ -102,10 +104,27 @@ def _search_episode(searches: Sequence[Search], config: PretrainConfig) -> Searc
     return SearchEpisode(FusionSchemeEnv(ledger=searches[0].open(config.smallest_budget)), searches, budgets)
 
 
+class _LogImprovement(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
+    """Pays the logarithm of an improvement, so that the last per cent counts as much as the first factors."""
+
+    def step(self, action: np.int64) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
+        """Take an option."""
+        ledger: Ledger = self.env.get_wrapper_attr("ledger")
+        before_us = ledger.graph.best_us
+        observation, _, over, cut, info = self.env.step(action)
+        reached_us = info.get("latency_us", ledger.unfused_us) if over else ledger.graph.best_us
+        return observation, log(before_us / reached_us), over, cut, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which actions are legal."""
+        masks: NDArray[np.bool_] = self.env.get_wrapper_attr("action_masks")()
+        return masks
+
+
 def _model(searches: Sequence[Search], config: PretrainConfig, seed: int) -> MaskablePPO:
     return MaskablePPO(
         OptionPolicy,
-        DummyVecEnv([lambda: Monitor(_search_episode(searches, config))] * config.n_envs),
+        DummyVecEnv([lambda: Monitor(_LogImprovement(_search_episode(searches, config)))] * config.n_envs),
         learning_rate=config.learning_rate,
         n_steps=config.n_steps,
         batch_size=config.batch_size,
