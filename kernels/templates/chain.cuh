@@ -189,7 +189,7 @@ struct LayerNorm {
 #pragma unroll
             for (int i = 0; i < V; ++i) squares += (values[i] - mean) * (values[i] - mean);
         });
-        const float scale = rsqrtf(reduce_team<S, Sum>(squares) / S::columns + epsilon);
+        const float scale = 1.0f / sqrtf(reduce_team<S, Sum>(squares) / S::columns + epsilon);  // rsqrtf is off by 2 ulp
         row.each([&](float (&values)[S::vector], int column) {
             float factor[V], offset[V], result[V];
             load_floats<Element, V>(factor, gamma + column);

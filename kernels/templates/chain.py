@@ -7,7 +7,7 @@ from atoffer_rl.device import DeviceSpec
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
-from atoffer_rl.kernels.templates.elements import ACTIVATION_TYPES, ELEMENT_TYPES
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type
 from atoffer_rl.mask_plan import bit_plan
 from atoffer_rl.operators import (
     ACTIVATION_OPERATOR,
@@ -174,7 +174,7 @@ def operator_stages(workload: Workload, operator: int) -> list[str]:
     stages = [f"AddBias<Element>{{{name}}}" for name in run_weights(run)]
     stages += [f"AddResidual<Element, Config::columns>{{{name}}}" for name in run_activations(run)[1:]]
     if operator == ACTIVATION_OPERATOR:
-        stages.append(f"Activate<{ACTIVATION_TYPES[workload.activation]}>{{}}")
+        stages.append(f"Activate<{activation_type(workload.activation, workload.element)}>{{}}")
     return stages
 
 

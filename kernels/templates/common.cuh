@@ -89,6 +89,18 @@ struct GeluTanh {
     }
 };
 
+// The textbook forms, for float32 results: small ones are as accurate as large ones.
+struct AccurateGelu {
+    static __device__ __forceinline__ float apply(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+};
+
+struct AccurateGeluTanh {
+    static constexpr float kScale = 0.79788456080286536f;  // sqrt(2 / pi)
+    static __device__ __forceinline__ float apply(float x) {
+        return 0.5f * x * (1.0f + tanhf(kScale * (x + 0.044715f * x * x * x)));
+    }
+};
+
 struct Relu {  // NaN stays NaN.
     static __device__ __forceinline__ float apply(float x) { return x < 0.0f ? 0.0f : x; }
 };

@@ -12,7 +12,7 @@ from atoffer_rl.dtype import DType
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
-from atoffer_rl.kernels.templates.elements import ACTIVATION_TYPES, ELEMENT_TYPES
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type
 from atoffer_rl.operators import OPERATORS, Kind, run_activations, run_operators, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -222,7 +222,7 @@ class GemmTemplate:
             f"{NAME}.cu.j2",
             title=", ".join(operator.name for operator in run_operators(run)),
             element=ELEMENT_TYPES[w.element],
-            activation=ACTIVATION_TYPES[w.activation],
+            activation=activation_type(w.activation, w.element),
             tiling=[values[name] for name in PARAMETERS],
             split_k=values["split_k"],
             columns=problem.columns,

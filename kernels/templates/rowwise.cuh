@@ -224,7 +224,6 @@ __device__ __forceinline__ void stage_products(const Inputs<typename S::Element>
         bias.load(in.b_qkv + query.bias(kQuery), query.lane);
         q.add(bias, 1.0f);
     }
-    q.multiply(S::scale);
     float from_bias[1] = {0.0f};
     if constexpr (S::adds_bias && !S::normalises) {
         Slice<S> bias;
@@ -250,7 +249,7 @@ __device__ __forceinline__ void stage_products(const Inputs<typename S::Element>
         for (int u = 0; u < S::unroll; ++u) {
             const int place = first + u * S::teams + query.team;
             if (query.lane == 0 && place < columns.count) {
-                staged[S::in_place ? column[u] : place] = product[u] + from_bias[0];
+                staged[S::in_place ? column[u] : place] = (product[u] + from_bias[0]) * S::scale;
             }
         }
     }
