@@ -85,7 +85,12 @@ def starting_policy(policy: str) -> "Checkpoint":
     """
     from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, load_checkpoint
 
-    return load_checkpoint(SHIPPED_POLICY if policy == "shipped" else Path(policy))
+    if policy != "shipped":
+        return load_checkpoint(Path(policy))
+    try:
+        return load_checkpoint(SHIPPED_POLICY)
+    except PolicyError as error:
+        raise PolicyError(f"the shipped policy cannot be used ({error}); --policy random starts without it") from error
 
 
 def _hyperparameters(path: Path | None, start: "Checkpoint | None", changes: dict[str, int | None]) -> "PPOConfig":
