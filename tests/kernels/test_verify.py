@@ -5,6 +5,7 @@ import ctypes
 import pytest
 import torch
 
+from atoffer_rl.kernels import verify
 from atoffer_rl.kernels.verify import compare, verify_launchable
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
@@ -97,3 +98,11 @@ def test_minus_infinity_must_stand_where_the_reference_has_it(out):
     reference = torch.tensor([1.0, -torch.inf], dtype=torch.float64)
     assert compare(reference.float(), reference, reference.float(), 0.1).passed
     assert not compare(torch.tensor([1.0, out]), reference, reference.float(), 0.1).passed
+
+
+def test_small_results_take_eagers_error_over_more_draws(honest, monkeypatch):
+    def budget(draws):
+        monkeypatch.setattr(verify, "MOST_DRAWS", draws)
+        return verify_launchable(SMALL, DENSE, honest(SMALL, DENSE), seed=3, device=CPU).error_budget
+
+    assert budget(8) > budget(1)
