@@ -25,7 +25,7 @@ ENOUGH_ELEMENTS, MOST_DRAWS = 2**16, 8
 POISON = 0xFF  # Four, or two, of these bytes are NaN in every format.
 
 
-SEED_STRIDE = 2**32
+SEED_STRIDE = 1_000_003
 FIELDS, EAGER_ERROR = 5, 1
 """How many numbers `differences` gives, and which of them is eager's error."""
 
