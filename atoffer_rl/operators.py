@@ -62,6 +62,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(14, "layernorm_2", Kind.REDUCTION, ("ffn_sum",), ("gamma_2", "beta_2"), "y"),
 )
 OPERATOR_COUNT = len(OPERATORS)
+WHOLE_LAYER = Run(0, OPERATOR_COUNT - 1)
 MASK_OPERATOR = 3
 ACTIVATION_OPERATOR = 11
 

@@ -10,7 +10,8 @@ from atoffer_rl.errors import CompileError
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.render import TEMPLATE_FOLDER
 
-STANDARD = "c++17"
+OPTIONS = {"std": "c++17", "extra_device_vectorization": True}
+"""Of every compilation; the target and the header folders come besides."""
 
 
 @cache
@@ -59,9 +60,7 @@ def compile_kernel(program: KernelProgram, arch: str) -> bytes:
     """
     from cuda.core import Program, ProgramOptions
 
-    options = ProgramOptions(
-        arch=arch, std=STANDARD, include_path=list(include_folders()), extra_device_vectorization=True
-    )
+    options = ProgramOptions(arch=arch, include_path=list(include_folders()), **OPTIONS)
     try:
         return bytes(Program(program.source, "c++", options).compile("cubin").code)
     except Exception as error:

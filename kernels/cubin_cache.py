@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from atoffer_rl.kernels.compiler import STANDARD, compiler_version, source_hash
+from atoffer_rl.kernels.compiler import OPTIONS, compile_kernel, compiler_version, source_hash
 from atoffer_rl.kernels.program import KernelProgram, Program
 
 FOLDER_VARIABLE = "ATOFFER_CACHE"
@@ -38,7 +38,7 @@ class CubinCache:
 
     def path(self, program: KernelProgram, arch: str) -> Path:
         """Where the cubin of `program` for `arch` is kept."""
-        parts = (source_hash(program), program.entry, arch, STANDARD, compiler_version())
+        parts = (source_hash(program), program.entry, arch, OPTIONS, compiler_version())
         return self.folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.cubin"
 
     def get(self, program: KernelProgram, arch: str) -> bytes | None:
@@ -49,6 +49,18 @@ class CubinCache:
             return None
         cubin, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
         return cubin if hashlib.sha256(cubin).digest() == digest else None
+
+    def compiled(self, program: KernelProgram, arch: str) -> bytes:
+        """The cubin of `program` for `arch`, compiled now if it is not there.
+
+        Raises:
+            CompileError: With the compiler's first error.
+        """
+        cubin = self.get(program, arch)
+        if cubin is None:
+            cubin = compile_kernel(program, arch)
+            self.put(program, arch, cubin)
+        return cubin
 
     def put(self, program: KernelProgram, arch: str, cubin: bytes) -> None:
         """Keep `cubin`; whoever reads at the same time sees all of it or nothing."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from atoffer_rl.errors import LaunchError
-from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.device_array import upload
 from atoffer_rl.kernels.machine import current_device
@@ -125,9 +124,4 @@ def load_choice(workload: Workload, choice: Choice) -> Launchable:
     program = template_named(choice.template).program(workload, choice)
     if not isinstance(program, KernelProgram):
         return load_program(program)
-    cache, arch = CubinCache(), current_device().arch
-    cubin = cache.get(program, arch)
-    if cubin is None:
-        cubin = compile_kernel(program, arch)
-        cache.put(program, arch, cubin)
-    return load_program(program, cubin)
+    return load_program(program, CubinCache().compiled(program, current_device().arch))

@@ -11,7 +11,6 @@ from atoffer_rl.kernels.compile_pool import CompilePool
 from atoffer_rl.kernels.cubin_cache import CubinCache, program_hash
 from atoffer_rl.kernels.program import KernelProgram, Program
 from atoffer_rl.kernels.worker import ProgramOf
-from atoffer_rl.scheme import Choice
 from atoffer_rl.trial import Request, SegmentRequest
 
 READY_AHEAD = 32
@@ -92,9 +91,7 @@ class Preparation:
         Raises:
             Exception: Whatever a template raises on a choice that it cannot render.
         """
-        choices: tuple[Choice, ...] = request.scheme.choices if request.scheme is not None else ()
-        if isinstance(request, SegmentRequest):
-            choices = (request.choice,)
+        choices = (request.choice,) if isinstance(request, SegmentRequest) else request.scheme.choices
         programs = tuple(self._program_of(request.workload, choice) for choice in choices)
         hashes = [program_hash(program) for program in programs]
         together = hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]

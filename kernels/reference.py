@@ -19,8 +19,8 @@ from atoffer_rl.masks import Mask
 from atoffer_rl.operators import (
     LAYER_INPUT,
     LAYER_OUTPUT,
-    OPERATOR_COUNT,
     WEIGHTS,
+    WHOLE_LAYER,
     run_activations,
     run_operators,
     run_results,
@@ -31,7 +31,6 @@ from atoffer_rl.tensors import Tensor as Description
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
-WHOLE_LAYER = Run(0, OPERATOR_COUNT - 1)
 TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
 EVERY_ENTRY = slice(None)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.launch import Launchable
+from atoffer_rl.tensors import ALIGNMENT_BYTES
 
 MIN_REPLAYS = 24
 REPLAY_US = 200.0
@@ -22,7 +23,6 @@ PROBE_LAUNCHES = 16
 MAX_GRAPH_LAUNCHES = 512
 MAX_WEIGHT_SETS = 128
 COLD_FACTOR = 2
-ALIGNMENT_BYTES = 256
 Launch: TypeAlias = Callable[[], None]
 
 

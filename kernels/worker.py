@@ -48,7 +48,7 @@ class SegmentTask:
 
 @dataclass(frozen=True)
 class ForwardTask:
-    """Time a whole forward.
+    """Verify and time a whole forward.
 
     Attributes:
         request: What.

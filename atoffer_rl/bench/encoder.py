@@ -11,14 +11,11 @@ from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses, compile_encoder
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.reference import TORCH_DTYPES, Precision, draw_weights, encoder_reference
-from atoffer_rl.operators import LAYER_INPUT, OPERATOR_COUNT
+from atoffer_rl.operators import LAYER_INPUT, WHOLE_LAYER
 from atoffer_rl.roofline import memory_us, run_bytes
-from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
-
-WHOLE_LAYER = Run(0, OPERATOR_COUNT - 1)
 
 
 def bench_encoder(workload: Workload, scheme: Scheme, replays: int) -> dict[str, Any]:

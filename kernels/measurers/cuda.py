@@ -9,7 +9,6 @@ from atoffer_rl.errors import DeviceUnavailable
 from atoffer_rl.kernels.anchors import AnchorWatch, anchor_programs
 from atoffer_rl.kernels.child import Child
 from atoffer_rl.kernels.compile_pool import CompilePool
-from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.measurers.batch import Batch, ShouldStop, never
 from atoffer_rl.kernels.preparation import Item, Preparation
@@ -73,7 +72,9 @@ class CudaMeasurer:
         self.machine, self.device = greeting.machine, greeting.device
         cubins = cache or CubinCache()
         self._preparation = Preparation(program_of, pool or CompilePool(), cubins, self.device.arch)
-        self._anchor_task = AnchorTask(_anchor_cubins(cubins, self.device.arch))
+        self._anchor_task = AnchorTask(
+            {name: cubins.compiled(program, self.device.arch) for name, program in anchor_programs().items()}
+        )
         self._seen = {trial.answers for trial in store.trials() if trial.machine == self.machine}
 
     def _greeting(self) -> Greeting:
@@ -175,14 +176,3 @@ class CudaMeasurer:
         """End the worker and the compilers, close the store."""
         self._abandon()
         self.store.close()
-
-
-def _anchor_cubins(cache: CubinCache, arch: str) -> dict[str, bytes]:
-    cubins = {}
-    for name, program in anchor_programs().items():
-        cubin = cache.get(program, arch)
-        if cubin is None:
-            cubin = compile_kernel(program, arch)
-            cache.put(program, arch, cubin)
-        cubins[name] = cubin
-    return cubins
