@@ -85,10 +85,6 @@ class OptionPolicy(MaskableActorCriticPolicy):
         global_fields: Number of global fields.
         hidden: Width of the hidden layers.
         kwargs: The rest of `MaskableActorCriticPolicy`'s.
-
-    Attributes:
-        temperature: Logits are divided by it. Above 1 it explores; PPO's ratios are right only where rollout
-            and update use the same value.
     """
 
     def __init__(
@@ -101,7 +97,6 @@ class OptionPolicy(MaskableActorCriticPolicy):
         **kwargs: Any,
     ) -> None:
         self.global_fields, self.hidden = global_fields, hidden
-        self.temperature = 1.0
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
     def _build_mlp_extractor(self) -> None:
@@ -123,7 +118,7 @@ class OptionPolicy(MaskableActorCriticPolicy):
         )
 
     def _get_action_dist_from_latent(self, latent_pi: Tensor) -> MaskableDistribution:
-        return self.action_dist.proba_distribution(action_logits=latent_pi / self.temperature)
+        return self.action_dist.proba_distribution(action_logits=latent_pi)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return super()._get_constructor_parameters() | {"global_fields": self.global_fields, "hidden": self.hidden}

@@ -35,17 +35,12 @@ NO_LIMIT = 10**6
 
 
 def search(session: Session) -> Result:
-    """Search with the shipped policy and hyperparameters."""
-    return PPOSearch(ppo_config(), shipped_policy())(session)
-
-
-def shipped_policy() -> Checkpoint | None:
-    """The policy that ships with the package, None where there is none.
+    """Search with the shipped policy and hyperparameters.
 
     Raises:
-        PolicyError: If it is damaged or was trained for another space.
+        PolicyError: If the policy is damaged, or was trained for another space.
     """
-    return load_checkpoint(SHIPPED_POLICY) if SHIPPED_POLICY.exists() else None
+    return PPOSearch(ppo_config(), load_checkpoint(SHIPPED_POLICY))(session)
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,13 @@ class TrainingTable:
         Raises:
             NotRecorded: If one is not there.
         """
-        try:
-            return [self.trials[request.choice] for request in requests]  # type: ignore[index]
-        except KeyError as error:
-            raise NotRecorded(f"{error.args[0]} is not in the training table") from error
+        return [self._recorded(request) for request in requests]
+
+    def _recorded(self, request: Request) -> Trial:
+        trial = self.trials.get(request.choice) if request.choice is not None else None
+        if trial is None:
+            raise NotRecorded(f"{request.choice or 'a forward'} is not in the training table")
+        return trial
 
     def known(self, request: Request) -> Trial | None:
         """Nothing is known in advance."""

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from atoffer_rl.envs.decisions import Decision, Phase
-from atoffer_rl.envs.features import CONTEXT, GLOBAL_COLUMN
+from atoffer_rl.envs.features import CONTEXT, GLOBAL_COLUMN, OPTION_COLUMN
 from atoffer_rl.envs.observation import (
     GLOBAL_SIZE,
     OBSERVATION_HIGH,
@@ -30,7 +30,6 @@ from atoffer_rl.workload import Workload
 
 FAILURE_RETURN = -5.0
 LEAST_RETURN = -4.0
-LEGAL_COLUMN = 1
 PARTIAL = slice(GLOBAL_COLUMN["cut_1"], GLOBAL_COLUMN["best_known"])
 
 
@@ -382,7 +381,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
             count = len(decision.options)
             rows = observation[GLOBAL_SIZE : GLOBAL_SIZE + count * OPTION_SIZE].reshape(count, OPTION_SIZE)
             rows[:] = view.options(decision)
-            rows[:, LEGAL_COLUMN] = self._mask[:count]
+            rows[:, OPTION_COLUMN["legal"]] = self._mask[:count]
         return observation
 
     def _partial_fields(self) -> list[float]:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from atoffer_rl.agents import ppo
-from atoffer_rl.agents.checkpoint import load_checkpoint
+from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, load_checkpoint
 from atoffer_rl.agents.hyperparameters import ppo_config
 from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.ppo import CHECKPOINT_FILE, PPOSearch
@@ -101,7 +100,7 @@ def test_an_interrupted_run_keeps_what_it_has(session_of, smoke, tmp_path, monke
     assert len(load_checkpoint(tmp_path / CHECKPOINT_FILE).run["choices"]) == 7
 
 
-def test_the_shipped_policy_loads_where_there_is_one():
-    if not ppo.SHIPPED_POLICY.exists():
-        pytest.skip("no policy ships with this version")
-    assert not ppo.shipped_policy().resumable
+def test_the_policy_that_ships_starts_a_search(session_of):
+    assert not load_checkpoint(SHIPPED_POLICY).resumable
+    result = PPOSearch(ppo_config(SMOKE), load_checkpoint(SHIPPED_POLICY))(session_of(units=8))
+    assert result.units == 8
