@@ -20,7 +20,7 @@ from atoffer_rl.envs.space_hash import check_space_hash
 from atoffer_rl.errors import LogError, PolicyError
 
 FORMAT = "atoffer-policy-1"
-SHIPPED_POLICY = Path(__file__).parent / "policies" / "generalist.zip"
+SHIPPED_POLICY = Path(__file__).parent / "policies" / "shipped.zip"
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time stamp of every member: same weights, same bytes."""
 
