@@ -51,8 +51,3 @@ def arithmetic_us(flops: float, dtype: DType, device: DeviceSpec) -> float:
 def floor_us(size_bytes: float, flops: float, dtype: DType, device: DeviceSpec) -> float:
     """The roofline: the longer of the time to move the bytes and the time to do the arithmetic."""
     return max(memory_us(size_bytes, device), arithmetic_us(flops, dtype, device))
-
-
-def run_floor_us(workload: Workload, run: Run, device: DeviceSpec) -> float:
-    """The roofline of `run` in one layer of `workload`."""
-    return floor_us(run_bytes(workload, run), run_flops(workload, run), workload.element, device)

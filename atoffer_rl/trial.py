@@ -11,6 +11,8 @@ from atoffer_rl.signature import signature
 from atoffer_rl.workload import Workload
 
 PROTOCOL_VERSION = 1
+Answers: TypeAlias = tuple[str, Choice | None, Scheme | None, str]
+"""What a request asks and a trial answers: subject, choice, scheme, execution option."""
 
 
 class Status(Enum):
@@ -157,7 +159,7 @@ class Trial:
         return self.compile_seconds + self.verify_seconds + self.measure_seconds
 
     @property
-    def answers(self) -> tuple[str, Choice | None, Scheme | None, str]:
+    def answers(self) -> Answers:
         """What a request must equal to be answered by this trial in replay."""
         return self.subject, self.choice, self.scheme, self.execution
 
@@ -192,6 +194,6 @@ class Trial:
             raise StoreError(f"not a trial: {error}") from error
 
 
-def request_key(request: Request) -> tuple[str, Choice | None, Scheme | None, str]:
+def request_key(request: Request) -> Answers:
     """What a trial's `answers` must equal to answer `request` in replay."""
     return request.subject, request.choice, request.scheme, request.execution

@@ -14,7 +14,6 @@ Weights: TypeAlias = Mapping[str, torch.Tensor]
 Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Merged: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 COMPILE_MODE = "max-autotune-no-cudagraphs"
-PEER_NAMES = ("eager naive", "eager SDPA", "compile naive", "compile SDPA", "compile Flex")
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import zipfile
@@ -5,7 +6,7 @@ import zipfile
 import pytest
 import torch
 
-from atoffer_rl.agents.checkpoint import FORMAT, Checkpoint, load_checkpoint, save_checkpoint
+from atoffer_rl.agents.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.errors import LogError, PolicyError
 
@@ -97,10 +98,19 @@ def test_another_space_is_refused(checkpoint, tmp_path):
         load_checkpoint(tmp_path / "c.zip")
 
 
-def test_an_unwritable_place_keeps_the_earlier_file(checkpoint, tmp_path):
+def test_a_full_disk_keeps_the_earlier_file(checkpoint, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    save_checkpoint(checkpoint, tmp_path / "c.zip")
+    before = (tmp_path / "c.zip").read_bytes()
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
+    with pytest.raises(LogError, match="No space left on device"):
+        save_checkpoint(checkpoint.policy_alone(), tmp_path / "c.zip")
+    assert (tmp_path / "c.zip").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["c.zip"]
+
+
+def test_an_unwritable_place_is_one_line(checkpoint, tmp_path):
     with pytest.raises(LogError, match="cannot write checkpoint"):
         save_checkpoint(checkpoint, tmp_path / "missing" / "c.zip")
-
-
-def test_the_format_is_named():
-    assert FORMAT.startswith("atoffer-policy-")

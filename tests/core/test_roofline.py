@@ -2,7 +2,7 @@ import pytest
 
 from atoffer_rl.device import H100
 from atoffer_rl.dtype import DType
-from atoffer_rl.roofline import floor_us, run_bytes, run_floor_us, run_flops
+from atoffer_rl.roofline import floor_us, run_bytes, run_flops
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
 
@@ -32,4 +32,3 @@ def test_the_floor_is_the_longer_of_memory_and_arithmetic():
     assert floor_us(3e6, 0, DType.FLOAT16, H100) == pytest.approx(1.0)
     assert floor_us(3e6, 7.9e9, DType.FLOAT16, H100) == pytest.approx(10.0)
     assert floor_us(3e6, 6e8, DType.FLOAT32, H100) == pytest.approx(10.0)
-    assert run_floor_us(SMALL, Run(14, 14), H100) == run_bytes(SMALL, Run(14, 14)) / 3e6
