@@ -33,7 +33,7 @@ from atoffer_rl.envs.observation import GLOBAL_SIZE, OBSERVATION_SIZE, OPTION_CO
 from atoffer_rl.envs.search_episode import OpenLedger, Search, SearchEpisode
 from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.kernels.ledger import Ledger
-from atoffer_rl.kernels.registry import unfused
+from atoffer_rl.kernels.legal_space import LegalSpace
 
 
 def pretrain(tables: Sequence[TrainingTable], config: PretrainConfig, seed: int, log: RunLog) -> Checkpoint:
@@ -55,7 +55,7 @@ def perturbed_searches(
     searches = []
     for k in range(count):
         table = tables[k % len(tables)]
-        spared = frozenset(unfused(table.workload, table.device).choices)
+        spared = frozenset(LegalSpace(table.workload, table.device).unfused.choices)
         scale = 0.0 if k < len(tables) else 1.0
         perturbed = table.perturbed(rng, spread or Spread(), spared, scale)
         searches.append(Search(_opener(perturbed), oracle(perturbed.workload, perturbed)[1]))

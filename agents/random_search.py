@@ -6,7 +6,6 @@ from itertools import islice
 import numpy as np
 
 from atoffer_rl.agents.session import Result, Session
-from atoffer_rl.kernels.registry import legal_choices, legal_runs
 from atoffer_rl.scheme import Choice
 
 BATCH = 16
@@ -26,12 +25,7 @@ def search(session: Session) -> Result:
 
 def shuffled_choices(session: Session) -> Iterator[Choice]:
     """Every legal choice that was not measured yet, in random order."""
-    workload, device = session.workload, session.ledger.measurer.device
-    unmeasured = [
-        choice
-        for run in sorted(legal_runs(workload, device))
-        for choice in legal_choices(workload, run, device)
-        if choice not in session.ledger.trials
-    ]
+    ledger = session.ledger
+    unmeasured = [choice for choice in ledger.space.all_choices if choice not in ledger.trials]
     for k in np.random.default_rng(session.seed).permutation(len(unmeasured)):
         yield unmeasured[k]

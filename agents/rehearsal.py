@@ -39,7 +39,7 @@ class Rehearsal:
         self.ledger = ledger
         self._env = FusionSchemeEnv(ledger=ledger)
         self._env.close()
-        self._tree = decision_tree(ledger.workload, ledger.measurer.device)
+        self._tree = decision_tree(ledger.space)
 
     @property
     def exhausted(self) -> bool:

@@ -13,7 +13,6 @@ from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.errors import PolicyError, SchemeError
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.measurers.protocol import Measurer
-from atoffer_rl.kernels.registry import legal_choices
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
 
@@ -26,6 +25,7 @@ def checkpoint_of(model: MaskablePPO, session: Session, config: PPOConfig) -> Ch
         "measurer": ledger.measurer.name,
         "units": ledger.units,
         "seconds": ledger.seconds,
+        "standalone": ledger.space.standalone,
         "seed": session.seed,
         "config": asdict(config),
         "timesteps": model.num_timesteps,
@@ -76,11 +76,12 @@ def resumed_session(checkpoint: Checkpoint, measurer: Measurer, **changes: Any) 
     try:
         workload, seed = Workload.from_json(run["workload"]), int(run["seed"])
         charged = [Choice.from_json(item) for item in run["choices"]]
-        budget = [changes.pop(name, None) or run[name] for name in ("units", "seconds")]
+        units, seconds = [changes.pop(name, None) or run[name] for name in ("units", "seconds")]
+        standalone = bool(run["standalone"])
     except (KeyError, TypeError, ValueError, SchemeError) as error:
         raise PolicyError("the checkpoint's run is incomplete: start a new one") from error
-    if any(choice not in legal_choices(workload, choice.run, measurer.device) for choice in charged):
+    ledger = Ledger(workload, measurer, units, seconds, standalone)
+    if any(choice not in ledger.space for choice in charged):
         raise PolicyError("the checkpoint's run measured choices that are not legal now: start a new run")
-    ledger = Ledger(workload, measurer, *budget)
     ledger.restore(charged)
     return Session(ledger, seed=seed, restored=tuple(charged), **changes)

@@ -1,6 +1,6 @@
 """What a recorded table says: the oracle, and how well sums of segments predict whole forwards."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -49,13 +49,20 @@ def latencies(trials: dict[Choice, Trial]) -> dict[Choice, float]:
     return {choice: trial.latency_us for choice, trial in trials.items() if trial.latency_us is not None}
 
 
-def oracle(table: RecordedTable, workload: Workload) -> tuple[Scheme, float]:
+def oracle(table: RecordedTable, workload: Workload, legal: Container[Choice] | None = None) -> tuple[Scheme, float]:
     """The best scheme of a recorded workload, exactly, and its layer latency in us.
+
+    Args:
+        table: A recorded table.
+        workload: One of its workloads.
+        legal: The choices that the scheme may have; None means all that were recorded.
 
     Raises:
         NotRecorded: If the recorded choices do not cover the layer.
     """
-    best = best_schemes(latencies(table.segments(workload)), 1)
+    by_choice = latencies(table.segments(workload))
+    allowed = {choice: us for choice, us in by_choice.items() if legal is None or choice in legal}
+    best = best_schemes(allowed, 1)
     if not best:
         raise NotRecorded(f"the recorded choices do not cover a layer of {describe(workload)}")
     return best[0][1], best[0][0]

@@ -20,8 +20,8 @@ import gymnasium
 import numpy as np
 
 import atoffer_rl.envs  # noqa: F401  It registers the environment.
-from atoffer_rl.envs.decisions import decision_tree
 from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.records import RecordedTable, load_table, table_paths
 from atoffer_rl.workload import Workload
@@ -62,13 +62,13 @@ def _header(table: RecordedTable) -> dict[str, object]:
 
 def _rows(table: RecordedTable, workload: Workload, steps: int) -> Iterator[dict[str, object]]:
     measurer = ReplayMeasurer(table)
-    tree = decision_tree(workload, table.device)
+    choices = LegalSpace(workload, table.device).all_choices
     for situation in ("measuring", "spent", "complete"):
         rates, units = [], []
         for repeat in range(REPEATS):
             ledger = Ledger(workload, measurer, SPENT_BUDGET if situation == "spent" else None)
             if situation == "complete":
-                ledger.measure_all(tree.choices)
+                ledger.measure_all(choices)
             env = gymnasium.make("atoffer/FusionScheme-v0", ledger=ledger)
             if situation != "measuring":
                 _walk(env, steps, repeat)
@@ -77,7 +77,7 @@ def _rows(table: RecordedTable, workload: Workload, steps: int) -> Iterator[dict
         yield {
             "situation": situation,
             "workload": workload.to_json(),
-            "choices": len(tree.choices),
+            "choices": len(choices),
             "units": units,
             "steps": steps,
             "steps_per_second": median(wall for wall, _ in rates),

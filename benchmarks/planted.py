@@ -12,9 +12,9 @@ from pathlib import Path
 from atoffer_rl.agents import random_search
 from atoffer_rl.agents.session import Session
 from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.program import KernelProgram, Program
-from atoffer_rl.kernels.registry import legal_choices
 from atoffer_rl.kernels.worker import template_program
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
@@ -50,7 +50,7 @@ extern "C" __global__ void planted(const __half* out_raw, const __half* x, const
 
 def planted_choices() -> dict[Choice, Status]:
     """Three choices that are not the default one, and what their kernels do."""
-    return dict(zip(legal_choices(WORKLOAD, BIAS_RESIDUAL)[1:], BODIES, strict=False))
+    return dict(zip(LegalSpace(WORKLOAD).choices(BIAS_RESIDUAL)[1:], BODIES, strict=False))
 
 
 def planted_program(workload: Workload, choice: Choice) -> Program:

@@ -13,11 +13,10 @@ from tempfile import TemporaryDirectory
 
 from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.bench.record import record_of
-from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import AtofferError
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.kernels.measurers.open import open_cuda
-from atoffer_rl.kernels.registry import legal_choices, legal_runs
 from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.trial import ForwardRequest, Trial
@@ -26,9 +25,9 @@ from atoffer_rl.workload import Workload
 CODES = 2**16
 
 
-def random_scheme(workload: Workload, device: DeviceSpec, source: random.Random) -> Scheme:
+def random_scheme(space: LegalSpace, source: random.Random) -> Scheme:
     """A scheme from a uniform walk over legal runs, each with a uniform choice."""
-    legal = sorted(legal_runs(workload, device))
+    legal = sorted(space.runs)
     ends = {OPERATOR_COUNT}
     for run in sorted(legal, key=lambda run: -run.last):
         if run.last + 1 in ends:
@@ -37,7 +36,7 @@ def random_scheme(workload: Workload, device: DeviceSpec, source: random.Random)
     while len(choices) == 0 or choices[-1].run.last + 1 < OPERATOR_COUNT:
         position = choices[-1].run.last + 1 if choices else 0
         run = source.choice([run for run in legal if run.first == position and run.last + 1 in ends])
-        choices.append(source.choice(legal_choices(workload, run, device)))
+        choices.append(source.choice(space.choices(run)))
     return Scheme(tuple(choices))
 
 
@@ -67,7 +66,8 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         measurer, line = open_cuda(Path(folder) / "trials.db")
         print(line)
-        schemes = [random_scheme(workload, measurer.device, source) for _ in range(options.schemes)]
+        space = LegalSpace(workload, measurer.device)
+        schemes = [random_scheme(space, source) for _ in range(options.schemes)]
         codes = source.sample(range(CODES), options.codes)
         lowered = [lower(AtofferProgram.from_code(code), workload) for code in codes]
         try:

@@ -35,15 +35,15 @@ def percent(share: float) -> str:
 
 def space() -> str:
     """How large the choice is, for the default workload."""
-    from atoffer_rl.kernels.registry import legal_choices, legal_runs
+    from atoffer_rl.kernels.legal_space import LegalSpace
     from atoffer_rl.records import describe
     from atoffer_rl.scheme import count_partitions, count_schemes
     from atoffer_rl.workload import Workload
 
-    workload = Workload()
-    counts = {run: len(legal_choices(workload, run)) for run in legal_runs(workload)}
+    legal = LegalSpace(Workload())
+    counts = {run: len(legal.choices(run)) for run in legal.runs}
     return (
-        f"For {describe(workload)}: {len(counts)} legal runs with {sum(counts.values())} choices, "
+        f"For {describe(legal.workload)}: {len(counts)} legal runs with {sum(counts.values())} choices, "
         f"{count_partitions(frozenset(counts)):,} partitions, {count_schemes(counts):.1e} schemes "
         "(`atoffer schemes --count`)."
     )

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from atoffer_rl.errors import AtofferError
 from atoffer_rl.kernels.launch import load_choice
-from atoffer_rl.kernels.program import KernelProgram
-from atoffer_rl.kernels.registry import legal_choices, legal_runs, template_named
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.operators import run_activations, run_results, run_weights
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors
@@ -25,11 +24,11 @@ SHAPES = (
 
 def samples(workload: Workload, count: int, source: random.Random) -> Iterator[Choice]:
     """Up to `count` generated choices of each template for each legal run, its default among them."""
-    for run in sorted(legal_runs(workload)):
+    space = LegalSpace(workload, standalone=True)
+    for run in sorted(space.runs):
         by_template: dict[str, list[Choice]] = {}
-        for choice in legal_choices(workload, run):
-            if isinstance(template_named(choice.template).program(workload, choice), KernelProgram):
-                by_template.setdefault(choice.template, []).append(choice)
+        for choice in space.choices(run):
+            by_template.setdefault(choice.template, []).append(choice)
         for choices in by_template.values():
             yield choices[0]
             yield from source.sample(choices[1:], min(count - 1, len(choices) - 1))

@@ -23,11 +23,12 @@ from typing import Any
 from atoffer_rl.agents import random_search
 from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, Checkpoint, load_checkpoint
 from atoffer_rl.agents.hyperparameters import ppo_config
-from atoffer_rl.agents.oracle import all_choices, oracle
+from atoffer_rl.agents.oracle import oracle
 from atoffer_rl.agents.ppo import PPOSearch
 from atoffer_rl.agents.rehearsal import Rehearsal
 from atoffer_rl.agents.session import Session, measured_us
 from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.records import RecordedTable, load_table, table_for
 from atoffer_rl.workload import Workload
@@ -38,7 +39,7 @@ REGRETS = ("recommendation", "rollout", "rollout_before", "rollout_random_weight
 def main() -> None:
     """Run every seed; print and, if asked, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10, help="seeds 0 to this")
+    parser.add_argument("--seeds", type=int, default=10, help="how many seeds, from 0 on")
     parser.add_argument("--table", type=Path, help="recorded table (default: the one that ships)")
     parser.add_argument("--policy", default=str(SHIPPED_POLICY), help="starting policy; random for random weights")
     parser.add_argument("--jobs", type=int, default=1, help="seeds run at a time")
@@ -64,7 +65,7 @@ def run_seed(seed: int, table_path: Path | None, policy: str) -> dict[str, Any]:
     workload = Workload()
     measurer = ReplayMeasurer(load_table(table_path) if table_path else table_for(workload))
     _, oracle_us = oracle(workload, measurer)
-    budget = len(all_choices(workload, measurer)) // 10
+    budget = len(LegalSpace(workload, measurer.device).all_choices) // 10
     start = None if policy == "random" else load_checkpoint(Path(policy)).policy_alone()
     session = Session(Ledger(workload, measurer, budget), seed=seed, oracle_us=oracle_us)
     result = PPOSearch(ppo_config(), start)(session)

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoffer_rl.device import H100, DeviceSpec
 from atoffer_rl.envs.decisions import Index, decision_tree
 from atoffer_rl.envs.features import Float, static_features
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.scheme import Choice
-from atoffer_rl.workload import Workload
 
 LAUNCH_US = 1.5
 """What a launch costs in a graph on top of a roofline; it keeps ratios of tiny segments sane."""
@@ -27,7 +26,7 @@ NOISE_SPREAD = 0.2
 
 
 class Design(NamedTuple):
-    """The effects of every choice of a workload.
+    """The effects of every choice of a legal space.
 
     Attributes:
         effects: (most effects of a choice, choices) numbers of effects; the last effect is a blank.
@@ -51,14 +50,14 @@ def _effects(choice: Choice) -> list[tuple[str, Hashable]]:
 
 
 @lru_cache(maxsize=64)
-def design(workload: Workload, device: DeviceSpec = H100) -> Design:
-    """The design of the model for `workload` on `device`, made once."""
-    listed = [_effects(choice) for choice in decision_tree(workload, device).choices]
+def design(space: LegalSpace) -> Design:
+    """The design of the model for `space`, made once."""
+    listed = [_effects(choice) for choice in decision_tree(space).choices]
     numbers = {effect: number for number, effect in enumerate(dict.fromkeys(chain.from_iterable(listed)))}
     width = max(len(effects) for effects in listed)
     padded = [[numbers[effect] for effect in effects] + [len(numbers)] * (width - len(effects)) for effects in listed]
     variances = [PRIOR_SPREADS[kind] ** 2 for kind, _ in numbers] + [0.0]
-    base_us = static_features(workload, device).facts.floor_us + LAUNCH_US
+    base_us = static_features(space).facts.floor_us + LAUNCH_US
     return Design(np.ascontiguousarray(np.array(padded, np.intp).T), np.array(variances), base_us)
 
 

@@ -9,19 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoffer_rl.device import H100, DeviceSpec
 from atoffer_rl.envs.observation import OPTION_COUNT
 from atoffer_rl.errors import SchemeError
-from atoffer_rl.kernels.registry import ALL_RUNS, all_templates, legal_runs, template_choices
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.workload import Workload
 
 Index: TypeAlias = NDArray[np.intp]
 
@@ -92,13 +91,13 @@ class Decision:
 
 
 class DecisionTree:
-    """All decisions of a workload on a device.
+    """All decisions over a legal space.
 
     Args:
-        workload: What schemes are built for.
-        device: Where they will run.
+        space: What schemes are built from.
 
     Attributes:
+        space: What schemes are built from.
         choices: Every legal choice; its place here is its number.
         numbers: The number of each choice.
         segments: The decision that opens a segment at each operator.
@@ -107,13 +106,12 @@ class DecisionTree:
         ancestors: For each choice, the rows of the options that lead to it.
     """
 
-    def __init__(self, workload: Workload, device: DeviceSpec = H100) -> None:
-        self.workload, self.device = workload, device
+    def __init__(self, space: LegalSpace) -> None:
+        self.space = space
         self._choices: list[Choice] = []
         self._options: list[Option] = []
         self._decisions: list[Decision] = []
-        legal = legal_runs(workload, device)
-        self.segments = tuple(self._segment(first, legal) for first in range(OPERATOR_COUNT))
+        self.segments = tuple(self._segment(first) for first in range(OPERATOR_COUNT))
         self.choices, self.options = tuple(self._choices), tuple(self._options)
         self.decisions = tuple(sorted(self._decisions, key=lambda decision: decision.row))
         self.numbers = {choice: number for number, choice in enumerate(self.choices)}
@@ -125,15 +123,14 @@ class DecisionTree:
 
     def default_number(self, run: Run, template: str) -> int:
         """Number of the choice that `template` takes for `run` unless told otherwise."""
-        return self.numbers[template_choices(template, self.workload, run, self.device)[0]]
+        return next(self.numbers[choice] for choice in self.space.choices(run) if choice.template == template)
 
-    def _segment(self, first: int, legal: frozenset[Run]) -> Decision:
+    def _segment(self, first: int) -> Decision:
         offers = [
-            (run, template.name, offered)
-            for run in ALL_RUNS
-            if run.first == first and run in legal
-            for template in all_templates()
-            if (offered := template_choices(template.name, self.workload, run, self.device))
+            (run, template, list(offered))
+            for run in sorted(self.space.runs)
+            if run.first == first
+            for template, offered in groupby(self.space.choices(run), lambda choice: choice.template)
         ]
         row = self._take_rows(len(offers))
         options, targets = [], []
@@ -193,6 +190,6 @@ def _by_value(offered: Sequence[Choice], depth: int) -> Iterator[tuple[int, list
 
 
 @lru_cache(maxsize=64)
-def decision_tree(workload: Workload, device: DeviceSpec = H100) -> DecisionTree:
-    """The decisions of `workload` on `device`, made once."""
-    return DecisionTree(workload, device)
+def decision_tree(space: LegalSpace) -> DecisionTree:
+    """The decisions over `space`, made once."""
+    return DecisionTree(space)

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from atoffer_rl.device import H100, DeviceSpec
+from atoffer_rl.device import DeviceSpec
 from atoffer_rl.dtype import DType
 from atoffer_rl.envs.decisions import Decision, DecisionTree, Index, Phase, decision_tree
 from atoffer_rl.envs.observation import (
@@ -21,6 +21,7 @@ from atoffer_rl.envs.observation import (
     Vector,
     code,
 )
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.mask_structure import mask_structure
 from atoffer_rl.operators import OPERATOR_COUNT, Kind, reads_mask, run_operators
@@ -60,7 +61,7 @@ class ChoiceFacts(NamedTuple):
 
 
 class StaticFeatures(NamedTuple):
-    """The parts of observations of one workload that nothing measured changes.
+    """The parts of observations over one legal space that nothing measured changes.
 
     Attributes:
         tree: The decisions they describe.
@@ -90,9 +91,9 @@ class StaticFeatures(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def static_features(workload: Workload, device: DeviceSpec = H100) -> StaticFeatures:
-    """The static features of `workload` on `device`, made once."""
-    tree = decision_tree(workload, device)
+def static_features(space: LegalSpace) -> StaticFeatures:
+    """The static features of `space`, made once."""
+    tree = decision_tree(space)
     facts = _choice_facts(tree)
     contexts = {decision.row: _context(decision) for decision in tree.decisions}
     options, floor_us = _options(tree, facts)
@@ -102,7 +103,7 @@ def static_features(workload: Workload, device: DeviceSpec = H100) -> StaticFeat
     return StaticFeatures(
         tree,
         facts,
-        _shared(workload, device),
+        _shared(space.workload, space.device),
         contexts,
         options,
         floor_us,
@@ -120,11 +121,12 @@ def _cuts(runs: list[Run]) -> tuple[Index, Index]:
 
 
 def _choice_facts(tree: DecisionTree) -> ChoiceFacts:
-    work = np.array([_work(tree.workload, choice) for choice in tree.choices], np.float64).reshape(-1, 2)
-    memory = memory_us(1.0, tree.device) * work[:, 0]
-    arithmetic = arithmetic_us(1.0, tree.workload.element, tree.device) * work[:, 1]
-    shapes = [_shape(tree.workload, choice) for choice in tree.choices]
-    geometry = np.array([(*shape, shape[-1] / tree.device.multiprocessors) for shape in shapes], np.float64)
+    workload, device = tree.space.workload, tree.space.device
+    work = np.array([_work(workload, choice) for choice in tree.choices], np.float64).reshape(-1, 2)
+    memory = memory_us(1.0, device) * work[:, 0]
+    arithmetic = arithmetic_us(1.0, workload.element, device) * work[:, 1]
+    shapes = [_shape(workload, choice) for choice in tree.choices]
+    geometry = np.array([(*shape, shape[-1] / device.multiprocessors) for shape in shapes], np.float64)
     return ChoiceFacts(work[:, 0], work[:, 1], memory, arithmetic, np.maximum(memory, arithmetic), geometry)
 
 

@@ -53,13 +53,13 @@ class Progress:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.static = static_features(ledger.workload, ledger.measurer.device)
+        self.static = static_features(ledger.space)
         self.tree = tree = self.static.tree
         self.latency_us: Float = np.full(len(tree.choices), inf)
         self.measured: Flags = np.zeros(len(tree.choices), bool)
         self.version = 0
         self._failures = 0
-        self._model = CostModel(design(ledger.workload, ledger.measurer.device))
+        self._model = CostModel(design(ledger.space))
         self._total = np.array([len(option.choices) for option in tree.options])
         self._seen, self._right = np.zeros_like(self._total), np.zeros_like(self._total)
         self._known, self._open = self._right > 0, self._total > 0

@@ -63,6 +63,6 @@ def compile_kernel(program: KernelProgram, arch: str) -> bytes:
     options = ProgramOptions(arch=arch, include_path=list(include_folders()), **OPTIONS)
     try:
         return bytes(Program(program.source, "c++", options).compile("cubin").code)
-    except Exception as error:
+    except Exception as error:  # cuda.core raises classes of its own for what the compiler refuses
         lines = [line for line in str(error).splitlines() if "error" in line] or [str(error).strip()[:300]]
         raise CompileError(lines[0]) from error

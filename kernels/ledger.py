@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from math import inf
 
 from atoffer_rl.errors import BudgetSpent, SchemeError
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.protocol import Measurer
-from atoffer_rl.kernels.registry import legal_choices, legal_runs, unfused
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.shortest_path import CutGraph
@@ -25,16 +25,26 @@ class Ledger:
         measurer: Who measures.
         units: Budget in units; None means no limit.
         seconds: Budget in measuring seconds; None means no limit.
+        standalone: Whether only generated kernels may be measured.
+
+    Attributes:
+        space: What may be measured.
 
     Raises:
         SchemeError: If a default choice of the unfused scheme fails, so that there is no reference.
     """
 
     def __init__(
-        self, workload: Workload, measurer: Measurer, units: int | None = None, seconds: float | None = None
+        self,
+        workload: Workload,
+        measurer: Measurer,
+        units: int | None = None,
+        seconds: float | None = None,
+        standalone: bool = False,
     ) -> None:
         self.workload = workload
         self.measurer = measurer
+        self.space = LegalSpace(workload, measurer.device, standalone)
         self.units = units
         self.seconds = seconds
         self.units_spent = 0
@@ -44,8 +54,7 @@ class Ledger:
         self.graph = CutGraph()
         self._best_choice: dict[Run, Choice] = {}
         self.reserved = 0
-        self.unfused_scheme = unfused(workload, measurer.device)
-        for trial in measurer.measure([SegmentRequest(workload, choice) for choice in self.unfused_scheme.choices]):
+        for trial in measurer.measure([SegmentRequest(workload, choice) for choice in self.space.unfused.choices]):
             if not trial.ok:
                 raise SchemeError(f"the unfused scheme fails here, at {trial.choice}: {trial.reason}")
             self._record(trial)
@@ -53,11 +62,10 @@ class Ledger:
         self._load_known()
 
     def _load_known(self) -> None:
-        for run in legal_runs(self.workload, self.measurer.device):
-            for choice in legal_choices(self.workload, run, self.measurer.device):
-                trial = self.measurer.known(SegmentRequest(self.workload, choice))
-                if trial is not None and choice not in self.trials:
-                    self._record(trial)
+        for choice in self.space.all_choices:
+            trial = self.measurer.known(SegmentRequest(self.workload, choice))
+            if trial is not None and choice not in self.trials:
+                self._record(trial)
 
     @property
     def units_left(self) -> float:

@@ -13,8 +13,8 @@ import numpy as np
 
 from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels.anchors import DRIFT, drift
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
-from atoffer_rl.kernels.registry import legal_choices, legal_runs
 from atoffer_rl.kernels.space import load_space
 from atoffer_rl.records import RECORDS_FOLDER, SUFFIX, RecordedTable, TableHeader, save_table
 from atoffer_rl.run import Run
@@ -156,12 +156,7 @@ class _Recorder:
                 measurer.watch.reference = header.anchors[0]
                 return header, len(header.anchors)
             self._tell(f"a new table is begun: the anchors are {apart:.1%} from those of table {header.table}")
-        templates = {
-            choice.template
-            for workload in self._workloads
-            for run in legal_runs(workload, measurer.device)
-            for choice in legal_choices(workload, run, measurer.device)
-        }
+        templates = {choice.template for workload in self._workloads for choice in self._choices(workload)}
         spaces = {template: load_space(template).version for template in sorted(templates)}
         table = f"{measurer.machine.uuid[-12:] or 'gpu'}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
         return TableHeader(table, measurer.machine, measurer.device, self._workloads, spaces, (now,)), 0
@@ -206,10 +201,9 @@ class _Recorder:
         """Every legal choice of every workload, those of shared signatures once, workload by workload."""
         found: dict[Answers, SegmentRequest] = {}
         for workload in self._workloads:
-            for run in sorted(legal_runs(workload, self._measurer.device)):
-                for choice in legal_choices(workload, run, self._measurer.device):
-                    request = SegmentRequest(workload, choice)
-                    found.setdefault(request_key(request), request)
+            for choice in self._choices(workload):
+                request = SegmentRequest(workload, choice)
+                found.setdefault(request_key(request), request)
         return list(found.values())
 
     def measure_segments(self) -> bool:
@@ -308,9 +302,8 @@ class _Recorder:
             subjects |= {SegmentRequest(workload, choice).subject for choice in self._choices(workload)}
         return RecordedTable(header, tuple(t for t in self._trials.values() if t.subject in subjects))
 
-    def _choices(self, workload: Workload) -> Iterator[Choice]:
-        for run in sorted(legal_runs(workload, self._measurer.device)):
-            yield from legal_choices(workload, run, self._measurer.device)
+    def _choices(self, workload: Workload) -> tuple[Choice, ...]:
+        return LegalSpace(workload, self._measurer.device).all_choices
 
     def _is_complete(self, workload: Workload) -> bool:
         requests = (SegmentRequest(workload, choice) for choice in self._choices(workload))

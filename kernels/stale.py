@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from atoffer_rl.kernels.cubin_cache import program_hash
-from atoffer_rl.kernels.registry import legal_choices, legal_runs
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.worker import template_program
 from atoffer_rl.records import RecordedTable
 from atoffer_rl.trial import SegmentRequest, request_key
@@ -21,9 +21,7 @@ def stale_choices(table: RecordedTable, workload: Workload) -> dict[str, Any]:
         `changed`: changed trials by template; `missing`: choices that are legal now and not recorded.
     """
     recorded = table.segments(workload)
-    current = [
-        choice for run in legal_runs(workload, table.device) for choice in legal_choices(workload, run, table.device)
-    ]
+    current = LegalSpace(workload, table.device).all_choices
     changed = Counter(
         choice.template
         for choice in current

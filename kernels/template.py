@@ -44,10 +44,17 @@ class Geometry:
 
 
 class Template(Protocol):
-    """A way to implement runs. Stateless; one instance is registered in `registry.TEMPLATES`."""
+    """A way to implement runs. Stateless; a module of `kernels.templates` defines the one instance as `TEMPLATE`.
+
+    Attributes:
+        name: What choices call it.
+        runs: What it may implement.
+        generated: Whether its programs are rendered kernels; False where they are library calls.
+    """
 
     name: str
     runs: frozenset[Run]
+    generated: bool
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why this template cannot implement `run` of `workload` at all; None if it can."""

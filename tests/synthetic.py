@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from atoffer_rl.device import H100, DeviceSpec
-from atoffer_rl.kernels.registry import ALL_RUNS, legal_choices, template_named
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.registry import ALL_RUNS, template_named
 from atoffer_rl.kernels.space import load_space
 from atoffer_rl.records import AnchorSample, RecordedTable, TableHeader
 from atoffer_rl.scheme import PLAIN, Choice, Scheme
@@ -33,7 +34,7 @@ def synthetic_table(
     for item in workloads:
         for run in ALL_RUNS:
             seen: set[str] = set()
-            for choice in legal_choices(item, run, device):
+            for choice in LegalSpace(item, device).choices(run):
                 key = (signature(item, run), choice)
                 if key not in trials:
                     trials[key] = _trial(item, choice, seed, device, may_fail=choice.template in seen)

@@ -31,11 +31,11 @@ def test_the_package_alone_is_light():
 
 def test_core_and_spaces_need_no_gpu_and_no_learning():
     statement = (
-        "from atoffer_rl.kernels.registry import all_templates, legal_choices, unfused\n"
+        "from atoffer_rl.kernels.legal_space import LegalSpace\n"
+        "from atoffer_rl.kernels.registry import template_named\n"
         "from atoffer_rl.workload import Workload\n"
         "workload = Workload(batch=1, seq_len=32)\n"
-        "[template.program(workload, choice) for choice in unfused(workload).choices\n"
-        " for template in all_templates() if template.name == choice.template]"
+        "[template_named(choice.template).program(workload, choice) for choice in LegalSpace(workload).unfused.choices]"
     )
     assert not loaded_after(statement) & HEAVY_MODULES
 

@@ -9,10 +9,10 @@ from atoffer_rl.bench.peers import Peer, attention_function, compiled, peers_of
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses
 from atoffer_rl.kernels.launch import load_choice
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.kernels.reference import Inputs, Precision, draw_inputs, run_reference
-from atoffer_rl.kernels.registry import legal_choices
 from atoffer_rl.roofline import memory_us
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -63,7 +63,8 @@ def bench_mha(workload: Workload, measurer: Measurer, replays: int) -> dict[str,
 
 
 def _fastest(workload: Workload, measurer: Measurer) -> Choice:
-    requests = [SegmentRequest(workload, choice) for choice in legal_choices(workload, ATTENTION, measurer.device)]
+    space = LegalSpace(workload, measurer.device)
+    requests = [SegmentRequest(workload, choice) for choice in space.choices(ATTENTION)]
     right = [trial for trial in measurer.measure(requests) if trial.latency_us is not None]
     if not right:
         raise LaunchError("no attention kernel is right here: see atoffer records for the reasons")

@@ -21,13 +21,14 @@ def command(
     policy: Annotated[str, typer.Option(help="Policy or checkpoint.zip; shipped for the one that ships.")] = "shipped",
     budget: Annotated[int, typer.Option(min=0, help="Choices the policy may measure before its rollout.")] = 0,
     measurer: job.MeasurerOption = "auto",
+    standalone: job.StandaloneOption = False,
     seed: job.SeedOption = 0,
     store: job.StoreOption = None,
     json: JsonOption = False,
 ) -> int:
     """Let a policy build its scheme, and say how good it is.
 
-    A checkpoint of a run on this workload builds it of what that run measured.
+    A checkpoint of a run on this workload, standalone or not alike, builds it of what that run measured.
 
     Example: atoffer eval --policy logs/RUN/checkpoint.zip --measurer replay --mask strided
     """
@@ -36,16 +37,24 @@ def command(
 
     checkpoint = starting_policy(policy)
     with job.opened_measurer(measurer, workload, store, json) as opened:
-        session = _session(checkpoint, workload, opened, budget, seed)
+        session = _session(checkpoint, workload, opened, budget, standalone, seed)
         return job.finish(evaluate(checkpoint, session), session, None, json)
 
 
-def _session(checkpoint: "Checkpoint", workload: Workload, measurer: "Measurer", budget: int, seed: int) -> "Session":
+def _session(
+    checkpoint: "Checkpoint", workload: Workload, measurer: "Measurer", budget: int, standalone: bool, seed: int
+) -> "Session":
     from atoffer_rl.agents.log import RunLog
+    from atoffer_rl.agents.oracle import known_oracle_us
     from atoffer_rl.agents.run_state import resumed_session
 
-    oracle_us = job.oracle_us(workload, measurer)
-    if checkpoint.resumable and Workload.from_json(checkpoint.run["workload"]) == workload:
+    if checkpoint.resumable and _searched(checkpoint) == (workload, standalone):
         measured = len(checkpoint.run["choices"])
+        oracle_us = known_oracle_us(workload, measurer, standalone)
         return resumed_session(checkpoint, measurer, oracle_us=oracle_us, units=measured + budget)
-    return job.new_session(workload, measurer, (budget, None), seed, RunLog(), oracle_us)
+    return job.new_session(workload, measurer, (budget, None), standalone, seed, RunLog())
+
+
+def _searched(checkpoint: "Checkpoint") -> tuple[Workload, bool]:
+    """What the run in `checkpoint` was over: its workload, and whether it was standalone."""
+    return Workload.from_json(checkpoint.run["workload"]), bool(checkpoint.run["standalone"])

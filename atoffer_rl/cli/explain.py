@@ -73,7 +73,7 @@ def command(
 
 
 def _chosen(workload: Workload, path: Path | None, code: int | None, table: RecordedTable | None) -> tuple[Scheme, str]:
-    from atoffer_rl.kernels.registry import check_scheme
+    from atoffer_rl.kernels.legal_space import LegalSpace
     from atoffer_rl.table_summary import oracle
 
     if path is not None and code is not None:
@@ -90,7 +90,7 @@ def _chosen(workload: Workload, path: Path | None, code: int | None, table: Reco
     else:
         recorded = list_workloads(recorded_workloads())
         raise NotRecorded(f"{describe(workload)} was never recorded: give --scheme or --code; recorded: {recorded}")
-    check_scheme(workload, chosen)
+    LegalSpace(workload).check(chosen)
     return chosen, origin
 
 

@@ -1,7 +1,7 @@
 """`atoffer export`: a scheme becomes a folder of generated kernels that runs without this package."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from atoffer_rl.records import RecordedTable
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
 
+if TYPE_CHECKING:
+    from atoffer_rl.kernels.legal_space import LegalSpace
+
 
 @workload_options
 def command(
@@ -24,6 +27,9 @@ def command(
         Path | None,
         typer.Option(help="JSON file with a scheme or a search's result; the best recorded scheme by default."),
     ] = None,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="Only generated kernels, so that the export needs CuPy alone.")
+    ] = False,
     arch: Annotated[
         list[str] | None, typer.Option(help="Compiler target, such as sm_90a; may be given more than once.")
     ] = None,
@@ -34,10 +40,13 @@ def command(
     Example: atoffer export out/scheme --batch 16 --seq-len 256 --mask strided --arch sm_90a
     """
     from atoffer_rl.kernels.export.writer import Export, write_export
+    from atoffer_rl.kernels.legal_space import LegalSpace
 
     table = recorded_table(workload)
     device = table.device if table is not None else H100
-    chosen = read_scheme(scheme, workload) if scheme is not None else _best_recorded(workload, table)
+    space = LegalSpace(workload, device, standalone)
+    chosen = read_scheme(scheme, workload) if scheme is not None else _best_recorded(space, table)
+    space.check(chosen)
     trials = table.segments(workload) if table is not None else {}
     forward = table.forwards(workload).get(chosen) if table is not None else None
     archs = tuple(arch or [device.arch])
@@ -49,9 +58,9 @@ def command(
         print_line(f"check it where it is used: python {folder}/runtime.py verify")
 
 
-def _best_recorded(workload: Workload, table: RecordedTable | None) -> Scheme:
+def _best_recorded(space: "LegalSpace", table: RecordedTable | None) -> Scheme:
     from atoffer_rl.table_summary import oracle
 
     if table is None:
         raise NotRecorded("this workload was never recorded: give --scheme, such as a search's result.json")
-    return oracle(table, workload)[0]
+    return oracle(table, space.workload, space)[0]

@@ -1,5 +1,6 @@
 """`atoffer schemes`: which runs are legal and why, how many schemes there are, what an AToffer code becomes."""
 
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -37,15 +38,16 @@ def command(
 
 
 def _print_why(workload: Workload, ends: tuple[int, int], json: bool) -> None:
-    from atoffer_rl.kernels import registry
+    from atoffer_rl.kernels.legal_space import LegalSpace
 
     first, last = ends
     if not 0 <= first <= last < OPERATOR_COUNT:
         raise SchemeError(f"a run goes from one operator to a later one, both from 0 to {OPERATOR_COUNT - 1}")
     run = Run(first, last)
-    sentence = registry.why(workload, run)
+    space = LegalSpace(workload)
+    sentence = space.why(run)
     if json:
-        legal = bool(registry.legal_choices(workload, run))
+        legal = bool(space.choices(run))
         print_json({"run": list(run), "operators": _names(run), "legal": legal, "why": sentence})
     else:
         print_line(f"{', '.join(_names(run))}: {sentence}")
@@ -116,27 +118,27 @@ def _print_space(workload: Workload, count_only: bool, json: bool) -> None:
 
 
 def _space(workload: Workload) -> dict[str, Any]:
-    from atoffer_rl.device import H100
-    from atoffer_rl.kernels.registry import legal_choices, legal_runs
+    from atoffer_rl.kernels.legal_space import LegalSpace
 
-    runs = sorted(legal_runs(workload))
-    counts = {run: len(legal_choices(workload, run)) for run in runs}
+    space = LegalSpace(workload)
+    choices = {run: space.choices(run) for run in sorted(space.runs)}
+    counts = {run: len(offered) for run, offered in choices.items()}
     return {
         "workload": workload.to_json(),
-        "device": H100.name,
-        "legal_runs": len(runs),
+        "device": space.device.name,
+        "legal_runs": len(choices),
         "choices": sum(counts.values()),
-        "partitions": count_partitions(frozenset(runs)),
+        "partitions": count_partitions(frozenset(choices)),
         "schemes": count_schemes(counts),
-        "runs": [{"run": list(run), "operators": _names(run), "templates": _templates(workload, run)} for run in runs],
+        "runs": [
+            {
+                "run": list(run),
+                "operators": _names(run),
+                "templates": dict(Counter(choice.template for choice in offered)),
+            }
+            for run, offered in choices.items()
+        ],
     }
-
-
-def _templates(workload: Workload, run: Run) -> dict[str, int]:
-    from atoffer_rl.kernels.registry import legal_choices
-
-    names = [choice.template for choice in legal_choices(workload, run)]
-    return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
 def _names(run: Run) -> list[str]:

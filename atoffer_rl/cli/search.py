@@ -18,6 +18,7 @@ def command(
     measurer: job.MeasurerOption = "auto",
     budget: job.BudgetOption = None,
     seconds: job.SecondsOption = None,
+    standalone: job.StandaloneOption = False,
     seed: job.SeedOption = 0,
     log_folder: job.LogFolderOption = Path("logs"),
     store: job.StoreOption = None,
@@ -36,8 +37,7 @@ def command(
     chosen = searcher_named(searcher)
     folder = job.run_folder(log_folder, job.run_name(searcher, workload, seed))
     with job.opened_measurer(measurer, workload, store, json) as opened, RunLog(folder) as log:
-        best_us = job.oracle_us(workload, opened)
-        session = job.new_session(workload, opened, (budget, seconds), seed, log, best_us)
+        session = job.new_session(workload, opened, (budget, seconds), standalone, seed, log)
         with job.watched(session, progress, json):
             result = job.searched(chosen, searcher, session)
         return job.finish(result, session, export, json)

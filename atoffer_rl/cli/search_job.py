@@ -28,6 +28,9 @@ MeasurerOption = Annotated[str, typer.Option(help="Who measures: cuda (live), re
 BudgetOption = Annotated[
     int | None, typer.Option(min=0, help="New choices to measure. [default: a tenth of the legal ones]")
 ]
+StandaloneOption = Annotated[
+    bool, typer.Option("--standalone", help="Only generated kernels, so that an export needs CuPy alone.")
+]
 SecondsOption = Annotated[float | None, typer.Option(min=0, help="Measuring seconds to spend.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 LogFolderOption = Annotated[Path, typer.Option(help="The run gets a folder of its own in here.")]
@@ -56,26 +59,19 @@ def new_session(
     workload: Workload,
     measurer: "Measurer",
     budget: tuple[int | None, float | None],
+    standalone: bool,
     seed: int,
     log: "RunLog",
-    oracle_us: float | None,
 ) -> "Session":
     """A session under a budget of units and seconds; where neither is given, a tenth of the legal choices."""
+    from atoffer_rl.agents.oracle import known_oracle_us
     from atoffer_rl.agents.session import Session
     from atoffer_rl.kernels.ledger import Ledger
-    from atoffer_rl.kernels.registry import legal_choices, legal_runs
 
-    device, (units, seconds) = measurer.device, budget
-    if units is None and seconds is None:
-        units = sum(len(legal_choices(workload, run, device)) for run in legal_runs(workload, device)) // BUDGET_SHARE
-    return Session(Ledger(workload, measurer, units, seconds), log, seed, oracle_us)
-
-
-def oracle_us(workload: Workload, measurer: "Measurer") -> float | None:
-    """Layer latency of the best scheme there is, where it is known."""
-    from atoffer_rl.agents.oracle import known_oracle_us
-
-    return known_oracle_us(workload, measurer)
+    ledger = Ledger(workload, measurer, *budget, standalone)
+    if budget == (None, None):
+        ledger.units = len(ledger.space.all_choices) // BUDGET_SHARE
+    return Session(ledger, log, seed, known_oracle_us(workload, measurer, standalone))
 
 
 def run_folder(parent: Path, name: str) -> Path:

@@ -25,6 +25,7 @@ def command(
     measurer: job.MeasurerOption = "auto",
     budget: job.BudgetOption = None,
     seconds: job.SecondsOption = None,
+    standalone: job.StandaloneOption = False,
     timesteps: Annotated[int | None, typer.Option(min=0, help="Stop at this many steps at the latest.")] = None,
     n_envs: Annotated[int | None, typer.Option(min=1, help="Environments that share the budget.")] = None,
     seed: job.SeedOption = 0,
@@ -32,7 +33,7 @@ def command(
         str, typer.Option(help="Start from this policy or checkpoint; shipped, or random for random weights.")
     ] = "shipped",
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with this checkpoint.zip: its workload, budget and seed hold.")
+        Path | None, typer.Option(help="Go on with this checkpoint.zip: its workload, space, budget and seed hold.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="Hyperparameters, as agents/config/ppo.yml.")] = None,
     log_folder: job.LogFolderOption = Path("logs"),
@@ -53,10 +54,11 @@ def command(
     hyperparameters = _hyperparameters(config, start, {"timesteps": timesteps, "n_envs": n_envs})
     if start is not None and start.resumable:
         workload, seed = Workload.from_json(start.run["workload"]), int(start.run["seed"])
+        standalone = bool(start.run["standalone"])
         measurer = str(start.run["measurer"]) if measurer == "auto" else measurer
     folder = resume.parent if resume is not None else job.run_folder(log_folder, job.run_name("ppo", workload, seed))
     with job.opened_measurer(measurer, workload, store, json) as opened, RunLog(folder) as log:
-        session = _session(workload, opened, start, (budget, seconds), seed, log)
+        session = _session(workload, opened, start, (budget, seconds), standalone, seed, log)
         with job.watched(session, progress, json):
             result = job.searched(PPOSearch(hyperparameters, start), "ppo", session)
         return job.finish(result, session, export, json)
@@ -107,12 +109,14 @@ def _session(
     measurer: "Measurer",
     start: "Checkpoint | None",
     budget: tuple[int | None, float | None],
+    standalone: bool,
     seed: int,
     log: "RunLog",
 ) -> "Session":
+    from atoffer_rl.agents.oracle import known_oracle_us
     from atoffer_rl.agents.run_state import resumed_session
 
-    oracle_us = job.oracle_us(workload, measurer)
     if start is not None and start.resumable:
+        oracle_us = known_oracle_us(workload, measurer, standalone)
         return resumed_session(start, measurer, log=log, oracle_us=oracle_us, units=budget[0], seconds=budget[1])
-    return job.new_session(workload, measurer, budget, seed, log, oracle_us)
+    return job.new_session(workload, measurer, budget, standalone, seed, log)

@@ -18,8 +18,9 @@ from atoffer_rl.errors import ExportError
 from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.export.payload.runtime import BEST, FORMAT, MANIFEST, SAFE
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
-from atoffer_rl.kernels.registry import check_scheme, template_named, unfused
+from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.kernels.render import TEMPLATE_FOLDER
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.operators import WEIGHTS
@@ -71,7 +72,7 @@ def write_export(export: Export, folder: Path) -> Path:
         CompileError: If a kernel does not compile for one of the archs.
         ExportError: If the folder holds something else, or cannot be written.
     """
-    check_scheme(export.workload, export.scheme, export.device)
+    LegalSpace(export.workload, export.device).check(export.scheme)
     if folder.exists() and not (folder / MANIFEST).exists() and (folder.is_file() or any(folder.iterdir())):
         raise ExportError(f"{folder} exists and is not an export: choose another folder")
     try:
@@ -99,7 +100,7 @@ class _Writer:
 
     def write(self) -> None:
         workload = self.export.workload
-        safe = unfused(workload, self.export.device)
+        safe = LegalSpace(workload, self.export.device).unfused
         schemes = {BEST: self._scheme(self.export.scheme), SAFE: self._scheme(safe)}
         library = any(segment["kind"] == "library" for segment in schemes[BEST]["segments"])
         self._copy_payload(library)

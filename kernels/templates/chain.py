@@ -45,6 +45,7 @@ class ChainTemplate:
 
     name: str = "chain"
     runs: frozenset[Run] = RUNS
+    generated: bool = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why `run` of `workload` cannot be implemented at all: there is no such workload."""

@@ -33,6 +33,7 @@ class CublasltTemplate:
 
     name = NAME
     runs = DENSE_RUNS | BATCHED_RUNS
+    generated = False
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why the library cannot compute `run` exactly; None if it can."""

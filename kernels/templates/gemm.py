@@ -166,6 +166,7 @@ class GemmTemplate:
 
     name = NAME
     runs = RUNS
+    generated = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why `run` cannot be a generated GEMM; None if it can."""

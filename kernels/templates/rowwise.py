@@ -43,6 +43,7 @@ class RowwiseTemplate:
 
     name: str = "rowwise"
     runs: frozenset[Run] = RUNS
+    generated: bool = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why `run` of `workload` cannot be implemented at all; None if it can."""

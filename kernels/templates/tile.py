@@ -38,6 +38,7 @@ class TileAttention:
 
     name = "tile"
     runs = frozenset({Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)})
+    generated = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why this template cannot implement `run` of `workload` at all; None if it can."""

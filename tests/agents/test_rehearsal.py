@@ -11,6 +11,7 @@ from atoffer_rl.agents.teacher import teacher_action
 from atoffer_rl.envs.decisions import decision_tree
 from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
 from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.legal_space import LegalSpace
 from tests.agents.conftest import SMOKE, WORKLOAD
 
 
@@ -25,7 +26,7 @@ def test_actions_of_a_scheme_build_it(searched):
     scheme, latency_us = searched.ledger.best()
     env = FusionSchemeEnv(ledger=searched.ledger)
     env.reset()
-    for action in scheme_actions(decision_tree(WORKLOAD), scheme):
+    for action in scheme_actions(decision_tree(LegalSpace(WORKLOAD)), scheme):
         *_, info = env.step(action)
     assert info["scheme"] == scheme
     assert info["latency_us"] == pytest.approx(latency_us)
@@ -50,7 +51,7 @@ def test_rehearsing_measures_nothing(session_of):
     rehearsal = Rehearsal(session.ledger)
     policy = PPOSearch(ppo_config(SMOKE)).model(session, rehearsal).policy
     known, hits = dict(session.ledger.trials), session.ledger.cache_hits
-    assert rehearsal.rollout(policy) == session.ledger.unfused_scheme
+    assert rehearsal.rollout(policy) == session.ledger.space.unfused
     rehearsal.lesson()
     assert session.ledger.trials == known
     assert (session.ledger.units, session.ledger.units_spent, session.ledger.cache_hits) == (50, 0, hits)

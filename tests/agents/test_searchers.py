@@ -6,7 +6,7 @@ import pytest
 
 from atoffer_rl.agents import oracle as oracle_module
 from atoffer_rl.agents import random_search
-from atoffer_rl.agents.oracle import all_choices, known_oracle_us, oracle
+from atoffer_rl.agents.oracle import known_oracle_us, oracle
 from atoffer_rl.agents.registry import SEARCHERS, searcher_named
 from atoffer_rl.errors import AtofferError, NotRecorded
 from atoffer_rl.kernels.ledger import Ledger
@@ -33,7 +33,7 @@ def test_random_search_is_seeded(session_of):
 def test_random_search_visits_everything_once(session_of):
     session = session_of()
     order = list(shuffled := random_search.shuffled_choices(session))
-    assert len(order) == len(set(order)) == len(all_choices(WORKLOAD, session.ledger.measurer)) - 15
+    assert len(order) == len(set(order)) == len(session.ledger.space.all_choices) - 15
     assert next(shuffled, None) is None
 
 

@@ -30,7 +30,7 @@ def test_history_has_a_point_for_every_trial(session_of):
 def test_result_is_the_shortest_path_and_its_regret(session_of, oracle_us):
     session = session_of()
     session.ledger.measure_all(list(shuffled_choices(session))[:20])
-    result = session.result("plain", rollout=session.ledger.unfused_scheme)
+    result = session.result("plain", rollout=session.ledger.space.unfused)
     assert result.latency_us == session.ledger.graph.best_us == measured_us(session.ledger, result.scheme)
     assert result.regret == pytest.approx(result.latency_us / oracle_us - 1)
     assert result.rollout_us == pytest.approx(result.unfused_us)

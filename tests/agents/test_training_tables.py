@@ -3,8 +3,8 @@ import pytest
 
 from atoffer_rl.agents.training_tables import HELD_OUT, Spread, TrainingTable, share_signature, training_tables
 from atoffer_rl.errors import NotRecorded
-from atoffer_rl.kernels.registry import ALL_RUNS, unfused
-from atoffer_rl.records import recorded_tables
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.registry import ALL_RUNS
 from atoffer_rl.signature import signature
 from atoffer_rl.trial import SegmentRequest
 from atoffer_rl.workload import Workload
@@ -27,6 +27,7 @@ def test_the_default_workload_is_held_out():
 
 def test_no_signature_of_the_default_workload_is_trained_on():
     """For the tables that ship: the policy that ships was trained on these and nothing else."""
+    assert training_tables()
     for table in training_tables():
         assert signatures(table.workload).isdisjoint(signatures(Workload()))
         subjects = {trial.subject for trial in table.trials.values()}
@@ -42,8 +43,6 @@ def test_what_shares_rows_with_the_default_workload_is_left_out():
 
 
 def test_recorded_tables_leave_something_to_train_on():
-    if not recorded_tables():
-        pytest.skip("no recorded tables ship with this version")
     assert len(training_tables()) >= 2
 
 
@@ -72,7 +71,7 @@ def test_perturbations_are_shared_within_the_structure(training):
 
 
 def test_perturbations_are_seeded_and_spare_the_unfused_scheme(training):
-    spared = frozenset(unfused(WORKLOAD).choices)
+    spared = frozenset(LegalSpace(WORKLOAD).unfused.choices)
     failing = Spread(failing=0.9)
     one, same, other = (training.perturbed(np.random.default_rng(seed), failing, spared) for seed in (4, 4, 5))
     assert one.trials == same.trials

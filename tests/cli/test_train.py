@@ -5,10 +5,15 @@ import json
 import pytest
 
 from atoffer_rl.agents import random_search
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers import open as opening
+from atoffer_rl.operators import OPERATOR_COUNT
+from atoffer_rl.scheme import Scheme
+from atoffer_rl.table_summary import oracle as best_recorded
 from atoffer_rl.workload import Workload
 from tests.synthetic import synthetic_table
 
+WORKLOAD = Workload(batch=1, seq_len=128)
 SHAPE = ("--batch", 1, "--seq-len", 128, "--measurer", "replay")
 CONFIG = """
 atoffer/FusionScheme-v0: {n_envs: 1, n_steps: 32, batch_size: 32, n_epochs: 2, learning_rate: 0.003, gae_lambda: 0.95,
@@ -19,7 +24,7 @@ atoffer/FusionScheme-v0: {n_envs: 1, n_steps: 32, batch_size: 32, n_epochs: 2, l
 
 @pytest.fixture(scope="module")
 def table():
-    return synthetic_table(Workload(batch=1, seq_len=128))
+    return synthetic_table(WORKLOAD)
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +84,29 @@ def test_the_default_budget_is_a_tenth(atoffer, tmp_path, table):
     best = json.loads(atoffer(*words, "--searcher", "oracle").out)
     assert best["regret"] == pytest.approx(0.0)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("searcher", ["oracle", "random"])
+def test_a_standalone_search_is_over_generated_kernels(atoffer, tmp_path, table, searcher):
+    space = LegalSpace(WORKLOAD, table.device, standalone=True)
+    words = ("search", *SHAPE, "--log-folder", tmp_path, "--searcher", searcher, "--json")
+    result = json.loads(atoffer(*words, "--standalone").out)
+    space.check(Scheme.from_json(result["scheme"]))
+    assert result["oracle_us"] == pytest.approx(best_recorded(table, WORKLOAD, space)[1])
+    assert result["units"] in (len(space.all_choices) // 10, len(space.all_choices) - OPERATOR_COUNT)
+    assert json.loads(atoffer(*words).out)["oracle_us"] < result["oracle_us"]
+
+
+def test_a_standalone_run_stays_so(train, atoffer, tmp_path, table):
+    train("--budget", 12, "--timesteps", 32, "--standalone")
+    checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
+    result = json.loads(atoffer("train", "--resume", checkpoint, "--timesteps", 96, "--json").out)
+    space = LegalSpace(WORKLOAD, table.device, standalone=True)
+    space.check(Scheme.from_json(result["scheme"]))
+    space.check(Scheme.from_json(result["rollout"]))
+    words = ("eval", *SHAPE, "--policy", checkpoint, "--json")
+    assert json.loads(atoffer(*words, "--standalone").out)["units"] == result["units"]
+    assert json.loads(atoffer(*words).out)["oracle_us"] < result["oracle_us"]
 
 
 def test_ctrl_c_keeps_and_prints_the_best_so_far(atoffer, tmp_path, monkeypatch):

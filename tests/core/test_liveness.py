@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from atoffer_rl.kernels.registry import legal_runs
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.liveness import largest_live_set, lifetimes, plan_buffers
 from atoffer_rl.operators import OPERATOR_COUNT, run_activations, run_results
 from atoffer_rl.run import Run
@@ -53,7 +53,7 @@ def check(workload, runs):
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.key)
 def test_legal_partitions_need_no_more_than_their_largest_live_set(workload):
-    every = list(partitions(legal_runs(workload)))
+    every = list(partitions(LegalSpace(workload).runs))
     for runs in random.Random(0).sample(every, min(SAMPLES, len(every))):
         plan = check(workload, runs)
         assert plan.peak_bytes == largest_live_set(lifetimes(workload, runs)), runs

@@ -69,7 +69,7 @@ def test_when_seconds_run_out_what_was_reserved_is_still_measured(open_ledger):
 def test_only_measured_choices_are_offered_when_the_budget_is_spent(open_ledger):
     ledger = open_ledger(units=0)
     episode = walk(FusionSchemeEnv(ledger=ledger), random_pick())
-    assert episode.infos[-1]["scheme"] == ledger.unfused_scheme
+    assert episode.infos[-1]["scheme"] == ledger.space.unfused
     assert sum(episode.rewards) == -1.0
     assert ledger.units_spent == 0
 

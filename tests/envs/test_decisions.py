@@ -1,24 +1,25 @@
 import pytest
 
 from atoffer_rl.envs.decisions import Decision, Phase, decision_tree
-from atoffer_rl.kernels.registry import legal_choices, legal_runs, template_choices
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.workload import Workload
 
-TREES = [decision_tree(Workload(batch=8, seq_len=128)), decision_tree(Workload(batch=3, seq_len=33, dtype="float32"))]
+SPACES = {
+    "half": LegalSpace(Workload(batch=8, seq_len=128)),
+    "single": LegalSpace(Workload(batch=3, seq_len=33, dtype="float32")),
+    "standalone": LegalSpace(Workload(batch=8, seq_len=128), standalone=True),
+}
 
 
-@pytest.fixture(params=TREES, ids=["half", "single"])
+@pytest.fixture(params=SPACES)
 def tree(request):
-    return request.param
+    return decision_tree(SPACES[request.param])
 
 
 def test_every_legal_choice_is_reached_once(tree):
-    legal = {
-        choice
-        for run in legal_runs(tree.workload, tree.device)
-        for choice in legal_choices(tree.workload, run, tree.device)
-    }
-    assert set(tree.choices) == legal
+    legal = tree.space.all_choices
+    assert set(tree.choices) == set(legal)
     assert len(tree.choices) == len(legal)
 
 
@@ -50,4 +51,5 @@ def test_parameters_with_one_value_left_are_not_asked(tree):
 def test_the_default_is_the_templates_first_choice(tree):
     choice = tree.choices[-1]
     number = tree.default_number(choice.run, choice.template)
-    assert tree.choices[number] == template_choices(choice.template, tree.workload, choice.run, tree.device)[0]
+    space = tree.space
+    assert tree.choices[number] == template_choices(choice.template, space.workload, choice.run, space.device)[0]

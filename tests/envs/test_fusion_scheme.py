@@ -10,7 +10,9 @@ from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN, LEAST_RETURN, FusionSchemeEnv
 from atoffer_rl.envs.observation import GLOBAL_TABLE, OPTION_TABLE, named, split
 from atoffer_rl.errors import WorkloadError
-from atoffer_rl.kernels.registry import check_scheme
+from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.registry import all_templates
 from tests.envs.conftest import OTHER, WORKLOAD
 from tests.envs.walks import random_pick, walk
 
@@ -35,6 +37,23 @@ def test_its_registered_name_makes_the_class(env):
     assert isinstance(env.unwrapped, FusionSchemeEnv)
 
 
+def test_a_standalone_ledger_is_offered_generated_kernels_alone(measurer):
+    ledger = Ledger(WORKLOAD, measurer, 40, standalone=True)
+    env = FusionSchemeEnv(ledger=ledger)
+    generated = {template.name for template in all_templates() if template.generated}
+
+    def pick(legal):
+        options = [env._decision.options[action] for action in legal]
+        assert {option.template for option in options} <= generated
+        return random.choice(legal)
+
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        walk(env, pick)
+    assert ledger.spent
+    assert {choice.template for choice in ledger.trials} <= generated
+
+
 def test_a_random_legal_walk_builds_a_legal_scheme(env):
     built = 0
     for seed in range(20):
@@ -42,7 +61,7 @@ def test_a_random_legal_walk_builds_a_legal_scheme(env):
         assert all(env.observation_space.contains(item) for item in episode.observations)
         if "scheme" in episode.infos[-1]:
             built += 1
-            check_scheme(WORKLOAD, episode.infos[-1]["scheme"])
+            LegalSpace(WORKLOAD).check(episode.infos[-1]["scheme"])
     assert built > 5
 
 

@@ -8,6 +8,7 @@ import pytest
 from atoffer_rl.envs.cost_model import LAUNCH_US, NOISE_SPREAD, PRIOR_MEAN, CostModel, design
 from atoffer_rl.envs.features import OPTION_COLUMN, static_features
 from atoffer_rl.envs.progress import Progress
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.shortest_path import CutGraph
 from tests.envs.conftest import WORKLOAD
 
@@ -105,7 +106,7 @@ def test_improvements_onward_are_the_largest_of_what_may_follow(progress):
 
 def test_the_cost_model_is_the_exact_posterior():
     """Against Gaussian process regression with the covariance that the effects imply."""
-    made = design(WORKLOAD)
+    made = design(LegalSpace(WORKLOAD))
     choices = len(made.base_us)
     effects = np.zeros((choices, len(made.variances)))
     for row in made.effects:
@@ -126,7 +127,7 @@ def test_the_cost_model_is_the_exact_posterior():
 
 
 def test_rooflines_are_those_of_the_templates_own_work():
-    static = static_features(WORKLOAD)
+    static = static_features(LegalSpace(WORKLOAD))
     assert (static.facts.floor_us > 0).all()
     for decision in static.tree.segments:
         for floor_us, option in zip(static.floor_us[decision.rows], decision.options, strict=True):

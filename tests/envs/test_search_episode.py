@@ -66,7 +66,7 @@ def test_a_search_that_stops_measuring_is_cut_short(env):
 def test_without_a_budget_it_settles_at_once(env):
     episode = walk(env, random_pick(), options={"units": 0})
     assert sum(episode.rewards) == 0.0
-    assert episode.infos[-1]["scheme"] == env.ledger.unfused_scheme
+    assert episode.infos[-1]["scheme"] == env.ledger.space.unfused
 
 
 def test_draws_depend_on_the_seed_alone(env):

@@ -7,8 +7,8 @@ import torch
 
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.kernels.encoder import CompiledEncoder, addresses, compile_encoder
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.reference import Inputs, Precision, draw_inputs, draw_weights, encoder_reference
-from atoffer_rl.kernels.registry import legal_choices, legal_runs
 from atoffer_rl.kernels.verify import compare
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.run import Run
@@ -53,8 +53,9 @@ def test_weights_of_another_depth_are_refused(small_workload):
 
 
 def random_scheme(workload, source):
-    runs = source.choice(list(partitions(legal_runs(workload))))
-    return Scheme(tuple(source.choice(legal_choices(workload, run)) for run in runs))
+    space = LegalSpace(workload)
+    runs = source.choice(list(partitions(space.runs)))
+    return Scheme(tuple(source.choice(space.choices(run)) for run in runs))
 
 
 @pytest.mark.gpu

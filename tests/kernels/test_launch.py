@@ -88,13 +88,13 @@ def test_one_wrong_column_of_a_real_kernel_is_found():
     import cupy
 
     from atoffer_rl.kernels.launch import load_choice
-    from atoffer_rl.kernels.registry import legal_choices
+    from atoffer_rl.kernels.legal_space import LegalSpace
     from atoffer_rl.kernels.verify import verify_launchable
     from atoffer_rl.run import Run
     from atoffer_rl.workload import Workload
 
     workload, run = Workload(batch=2, seq_len=128, layers=1), Run(14, 14)
-    sound = load_choice(workload, legal_choices(workload, run)[0])
+    sound = load_choice(workload, LegalSpace(workload).choices(run)[0])
     assert verify_launchable(workload, run, sound).passed
 
     class WrongColumn:

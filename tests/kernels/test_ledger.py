@@ -2,15 +2,15 @@ import pytest
 
 from atoffer_rl.errors import BudgetSpent, SchemeError
 from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
-from atoffer_rl.kernels.registry import legal_choices
 from atoffer_rl.run import Run
 from atoffer_rl.trial import SegmentRequest
 from atoffer_rl.workload import Workload
 from tests.synthetic import synthetic_table
 
 WORKLOAD = Workload(batch=8, seq_len=128)
-CHOICES = legal_choices(WORKLOAD, Run(10, 11))
+CHOICES = LegalSpace(WORKLOAD).choices(Run(10, 11))
 
 
 class WarmMeasurer(ReplayMeasurer):
@@ -40,7 +40,7 @@ def ledger(table):
 
 def test_the_unfused_scheme_is_measured_free_of_charge(ledger):
     scheme, latency_us = ledger.best()
-    assert scheme == ledger.unfused_scheme
+    assert scheme == ledger.space.unfused
     assert latency_us == ledger.unfused_us == sum(ledger.trials[choice].latency_us for choice in scheme.choices)
     assert (ledger.units_spent, ledger.seconds_spent) == (0, 0.0)
 

@@ -8,8 +8,8 @@ import pytest
 
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.anchors import DRIFT, STREAM_BYTES, drift
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
-from atoffer_rl.kernels.registry import legal_choices, legal_runs, unfused
 from atoffer_rl.store import Store
 from atoffer_rl.trial import ForwardRequest, SegmentRequest
 from atoffer_rl.workload import Workload
@@ -42,12 +42,11 @@ def test_anchors_agree_with_themselves_and_with_the_bandwidth(measurer: CudaMeas
 
 
 def test_one_choice_of_every_template_and_run(measurer: CudaMeasurer) -> None:
+    space = LegalSpace(WORKLOAD, measurer.device)
     requests = [
         SegmentRequest(WORKLOAD, choice)
-        for run in sorted(legal_runs(WORKLOAD, measurer.device))
-        for choice in {
-            choice.template: choice for choice in reversed(legal_choices(WORKLOAD, run, measurer.device))
-        }.values()
+        for run in sorted(space.runs)
+        for choice in {choice.template: choice for choice in reversed(space.choices(run))}.values()
     ]
     trials = measurer.measure(requests)
     failed = [f"{trial.choice}: {trial.status.value} {trial.reason}" for trial in trials if not trial.ok]
@@ -61,7 +60,7 @@ def test_one_choice_of_every_template_and_run(measurer: CudaMeasurer) -> None:
 
 
 def test_a_forward_is_about_the_sum_of_its_segments(measurer: CudaMeasurer) -> None:
-    scheme = unfused(WORKLOAD, measurer.device)
+    scheme = LegalSpace(WORKLOAD, measurer.device).unfused
     segments = measurer.measure([SegmentRequest(WORKLOAD, choice) for choice in scheme.choices])
     forward = measurer.measure([ForwardRequest(WORKLOAD, scheme)])[0]
     assert forward.ok, forward.reason

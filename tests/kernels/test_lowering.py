@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 from atoffer_rl.atoffer_code import AtofferProgram, all_programs
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.lowering import lower
-from atoffer_rl.kernels.registry import check_scheme, legal_runs, unfused
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
@@ -36,18 +36,18 @@ def test_every_program_lowers_to_a_legal_scheme(dtype):
         {"tile"} if dtype != "float32" else set()
     )
     for choice in choices:
-        check_scheme(workload, completed(workload, choice))
+        LegalSpace(workload).check(completed(workload, choice))
 
 
 def completed(workload, choice):
     """A scheme that contains `choice`."""
-    rest = [other for other in unfused(workload).choices if other.run.first not in choice.run]
+    rest = [other for other in LegalSpace(workload).unfused.choices if other.run.first not in choice.run]
     return Scheme(tuple(sorted([*rest, choice], key=lambda other: other.run)))
 
 
 def test_a_run_is_split_into_the_fewest_the_longest_first():
     workload = WORKLOADS["float16"]
-    legal = legal_runs(workload)
+    legal = LegalSpace(workload).runs
 
     @cache
     def expected(run):
@@ -76,7 +76,7 @@ def test_the_flag_picks_the_attention_template():
 
 def test_the_unfused_code_is_the_unfused_scheme():
     workload = WORKLOADS["float16"]
-    assert lower(AtofferProgram.from_code(10922), workload).runs == unfused(workload).runs
+    assert lower(AtofferProgram.from_code(10922), workload).runs == LegalSpace(workload).unfused.runs
 
 
 def test_a_library_is_never_asked():

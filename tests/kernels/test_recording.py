@@ -11,6 +11,7 @@ from atoffer_rl.kernels import recording
 from atoffer_rl.kernels.child import Child
 from atoffer_rl.kernels.compile_pool import CompilePool
 from atoffer_rl.kernels.cubin_cache import CubinCache
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.kernels.recording import forward_schemes, record_table
@@ -31,7 +32,7 @@ RUNS = frozenset(run for run in ALL_RUNS if run.first == run.last) | {Run(2, 5),
 Make = Callable[..., CudaMeasurer]
 
 
-def toy_choices(workload: Workload, run: Run, device: object = None) -> tuple[Choice, ...]:
+def toy_choices(space: LegalSpace, run: Run) -> tuple[Choice, ...]:
     kinds = (planted_jobs.GOOD, planted_jobs.GOOD, planted_jobs.GOOD, planted_jobs.GOOD, planted_jobs.WRONG)
     return tuple(Choice(run, "chain", (("kind", kind), ("number", index))) for index, kind in enumerate(kinds))
 
@@ -39,8 +40,8 @@ def toy_choices(workload: Workload, run: Run, device: object = None) -> tuple[Ch
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.setattr(recording, "legal_runs", lambda workload, device: RUNS)
-    monkeypatch.setattr(recording, "legal_choices", toy_choices)
+    monkeypatch.setattr(LegalSpace, "runs", RUNS)
+    monkeypatch.setattr(LegalSpace, "choices", toy_choices)
     made: list[CudaMeasurer] = []
 
     def measurer(anchors_us: tuple[float, ...] = (10.0,), log: str = "log") -> CudaMeasurer:
@@ -158,7 +159,11 @@ def test_a_folder_that_cannot_be_written_is_found_out_at_once(make: Make, tmp_pa
 
 
 def test_forwards_hold_the_least_sums_and_spread_over_the_others() -> None:
-    by_choice = {choice: 1.0 + choice["number"] * (1 + run.first) for run in RUNS for choice in toy_choices(FIRST, run)}
+    by_choice = {
+        choice: 1.0 + choice["number"] * (1 + run.first)
+        for run in RUNS
+        for choice in toy_choices(LegalSpace(FIRST), run)
+    }
     schemes = forward_schemes(by_choice, 100, seed=1)
     sums = [scheme_sum_us(scheme, by_choice) for scheme in schemes]
     assert len(set(schemes)) == 100

@@ -11,7 +11,7 @@ from typing import Any
 
 import cupy
 import numpy as np
-from runtime import DeviceArray  # type: ignore[import-not-found]
+from runtime import DeviceMemory  # type: ignore[import-not-found]
 
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 GUARD_ELEMENTS = 4096
@@ -84,7 +84,7 @@ class Reference:
         error = float(cupy.nan_to_num(abs(found - truth), nan=float("inf")).max())
         return error, budget, finite and untouched
 
-    def empty_output(self) -> DeviceArray:
+    def empty_output(self) -> DeviceMemory:
         """Memory for a result."""
         return self._array("y", cupy.empty(self.shapes["y"], self._storage_type))
 
@@ -99,8 +99,8 @@ class Reference:
         count = int(np.prod(self.shapes["y"])) + 2 * GUARD_ELEMENTS
         return to_storage(cupy.full(count, cupy.nan, "float32"), self.dtype)
 
-    def _array(self, name: str, stored: Any) -> DeviceArray:
-        return DeviceArray(stored.data.ptr, self.shapes[name], self.dtype, stored)
+    def _array(self, name: str, stored: Any) -> DeviceMemory:
+        return DeviceMemory(stored.data.ptr, self.shapes[name], self.dtype, stored)
 
     def _random(self, name: str, scale: float) -> Any:
         shape = self.shapes[name]

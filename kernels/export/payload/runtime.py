@@ -48,7 +48,7 @@ class _DLTensor(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class DeviceArray:
+class DeviceMemory:
     """Memory behind a DLPack object: its address, and the objects that keep it alive."""
 
     pointer: int
@@ -57,7 +57,7 @@ class DeviceArray:
     owner: Any
 
     @classmethod
-    def of(cls, name: str, value: Any, shape: Sequence[int], dtype: str) -> "DeviceArray":
+    def of(cls, name: str, value: Any, shape: Sequence[int], dtype: str) -> "DeviceMemory":
         """The memory of `value`, which must be a contiguous CUDA array of `shape` and `dtype`, or such memory already.
 
         Args:
@@ -161,7 +161,7 @@ class Encoder:
             import cupy
 
             cupy.cuda.runtime.getDeviceCount()
-        except Exception as error:
+        except Exception as error:  # a missing CuPy, and whatever CuPy makes of a missing driver or GPU
             raise ExportError(f"needs CuPy and a CUDA GPU: {error}") from error
         return cls(folder, manifest, scheme or settled_scheme(folder))
 
@@ -203,14 +203,14 @@ class Encoder:
             raise ExportError(f"weights holds {len(weights)} layers; this encoder has {layers}")
         if out is None:
             out = self._new_output(cupy)
-        source = DeviceArray.of("x", x, self.input_shape, self.dtype)
-        target = DeviceArray.of("out", out, self.input_shape, self.dtype)
+        source = DeviceMemory.of("x", x, self.input_shape, self.dtype)
+        target = DeviceMemory.of("out", out, self.input_shape, self.dtype)
         for layer, named in enumerate(weights):
             pointers = self._layer_pointers(layer, layers, source, target)
             for name, shape in self.weight_shapes.items():
                 if name not in named:
                     raise ExportError(f"weights of layer {layer} lack {name!r}")
-                pointers[name] = DeviceArray.of(name, named[name], shape, self.dtype).pointer
+                pointers[name] = DeviceMemory.of(name, named[name], shape, self.dtype).pointer
             for segment in self._segments:
                 segment.launch(pointers, queue)
         return out
@@ -220,7 +220,7 @@ class Encoder:
             raise ExportError("bfloat16 results need out=: pass an array of your framework")
         return cupy.empty(self.input_shape, self.dtype)
 
-    def _layer_pointers(self, layer: int, layers: int, source: DeviceArray, target: DeviceArray) -> dict[str, int]:
+    def _layer_pointers(self, layer: int, layers: int, source: DeviceMemory, target: DeviceMemory) -> dict[str, int]:
         """Addresses of a layer's activations: even layers use the plan as it is, odd ones its mirror image."""
         base = self._arena.ptr
         pointers = {name: array.data.ptr for name, array in self._plan.items()}

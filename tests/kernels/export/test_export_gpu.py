@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoffer_rl.kernels.export.writer import Export, write_export
-from atoffer_rl.kernels.registry import template_choices, unfused
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
@@ -42,14 +43,19 @@ def arch() -> tuple[str, ...]:
     return (current_device().arch,)
 
 
+def unfused_export(workload: Workload, parent: Path) -> Path:
+    """An export whose best scheme is the unfused one."""
+    from atoffer_rl.kernels.machine import current_device
+
+    device = current_device()
+    return write_export(Export(workload, LegalSpace(workload, device).unfused, device, arch(), {}), parent / "export")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_generated_scheme_verifies_in_a_bare_process(dtype: str, tmp_path: Path) -> None:
-    from atoffer_rl.kernels.machine import current_device
-
     workload = small(dtype)
-    device = current_device()
-    folder = write_export(Export(workload, unfused(workload, device), device, arch(), {}), tmp_path / "export")
+    folder = unfused_export(workload, tmp_path)
     record = verified(folder)
     assert record["usable"]
     assert all(found["right"] for found in record["schemes"].values())  # type: ignore[attr-defined]
@@ -70,11 +76,8 @@ def test_library_scheme_verifies_in_a_bare_process(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_wrong_best_scheme_falls_back_to_the_safe_one(tmp_path: Path) -> None:
-    from atoffer_rl.kernels.machine import current_device
-
     workload = small("float16")
-    device = current_device()
-    folder = write_export(Export(workload, unfused(workload, device), device, arch(), {}), tmp_path / "export")
+    folder = unfused_export(workload, tmp_path)
     manifest = json.loads((folder / "manifest.json").read_text())
     last = manifest["schemes"]["best"]["segments"][-1]
     last["arguments"] = [{"gamma_2": "beta_2", "beta_2": "gamma_2"}.get(name, name) for name in last["arguments"]]
@@ -88,12 +91,10 @@ def test_a_wrong_best_scheme_falls_back_to_the_safe_one(tmp_path: Path) -> None:
 def test_torch_tensors_go_in_and_the_result_comes_out_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from atoffer_rl.kernels.machine import current_device
     from atoffer_rl.kernels.reference import draw_weights, encoder_reference
 
     workload = small("float16")
-    device = current_device()
-    folder = write_export(Export(workload, unfused(workload, device), device, arch(), {}), tmp_path / "export")
+    folder = unfused_export(workload, tmp_path)
     monkeypatch.syspath_prepend(str(folder))
     runtime = __import__("runtime")
     encoder = runtime.Encoder.load(folder)

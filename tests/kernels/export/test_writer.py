@@ -13,7 +13,8 @@ from atoffer_rl.device import H100
 from atoffer_rl.errors import ExportError, SchemeError
 from atoffer_rl.kernels.export.payload import runtime
 from atoffer_rl.kernels.export.writer import Export, write_export
-from atoffer_rl.kernels.registry import template_choices, unfused
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
@@ -46,7 +47,7 @@ def test_every_file_is_in_the_manifest_with_its_checksum(folder: Path) -> None:
 def test_manifest_describes_both_schemes(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     assert Scheme.from_json(manifest["schemes"]["best"]["scheme"]) == fused(SMALL)
-    assert Scheme.from_json(manifest["schemes"]["safe"]["scheme"]) == unfused(SMALL)
+    assert Scheme.from_json(manifest["schemes"]["safe"]["scheme"]) == LegalSpace(SMALL).unfused
     assert Workload.from_json(manifest["workload"]) == SMALL
     assert manifest["requires"] == ["cupy", "nvmath-python"]
     assert all(segment["kind"] == "kernel" for segment in manifest["schemes"]["safe"]["segments"])
@@ -74,7 +75,7 @@ def test_same_inputs_same_bytes(folder: Path, tmp_path: Path) -> None:
 
 def test_an_earlier_export_is_replaced_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
-    write_export(Export(SMALL, unfused(SMALL), H100, ("sm_90a",), {}), place)
+    write_export(Export(SMALL, LegalSpace(SMALL).unfused, H100, ("sm_90a",), {}), place)
     write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), place)
     assert json.loads((place / "manifest.json").read_text())["requires"] == ["cupy", "nvmath-python"]
     (tmp_path / "mine").mkdir()
@@ -91,7 +92,7 @@ def test_illegal_scheme_is_refused(tmp_path: Path) -> None:
 
 def test_runtime_reads_what_is_whole_and_names_what_is_not(folder: Path, tmp_path: Path) -> None:
     assert runtime.read_manifest(folder)["format"] == runtime.FORMAT
-    copy = write_export(Export(SMALL, unfused(SMALL), H100, ("sm_90a",), {}), tmp_path / "copy")
+    copy = write_export(Export(SMALL, LegalSpace(SMALL).unfused, H100, ("sm_90a",), {}), tmp_path / "copy")
     victim = next((copy / "cubin/sm_90a").iterdir())
     victim.write_bytes(victim.read_bytes()[:-1])
     with pytest.raises(runtime.ExportError, match=victim.name):

@@ -1,0 +1,122 @@
+"""What is legal for a workload on a device: the choices that searches are over."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from atoffer_rl.device import H100, DeviceSpec
+from atoffer_rl.errors import NoTemplate, SchemeError
+from atoffer_rl.kernels.registry import ALL_RUNS, all_templates, template_choices
+from atoffer_rl.kernels.template import Template
+from atoffer_rl.operators import OPERATOR_COUNT
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.workload import Workload
+
+
+@dataclass(frozen=True)
+class LegalSpace:
+    """Every legal choice of a workload on a device.
+
+    Attributes:
+        workload: What schemes are built for.
+        device: Where they will run.
+        standalone: Whether only generated kernels are legal, so that an export needs no library.
+    """
+
+    workload: Workload
+    device: DeviceSpec = H100
+    standalone: bool = False
+
+    def __contains__(self, choice: object) -> bool:
+        return isinstance(choice, Choice) and choice in self.choices(choice.run)
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """The templates that may be used, by name."""
+        return tuple(template for template in all_templates() if template.generated or not self.standalone)
+
+    @property
+    def runs(self) -> frozenset[Run]:
+        """Runs that some template can implement.
+
+        Raises:
+            NoTemplate: If they do not cover the layer.
+        """
+        return _runs(self)
+
+    def choices(self, run: Run) -> tuple[Choice, ...]:
+        """Every choice for `run`, by template name, each template's default first."""
+        return _choices(self, run)
+
+    @property
+    def all_choices(self) -> tuple[Choice, ...]:
+        """Every choice of every legal run, run by run.
+
+        Raises:
+            NoTemplate: If the legal runs do not cover the layer.
+        """
+        return tuple(choice for run in sorted(self.runs) for choice in self.choices(run))
+
+    @property
+    def unfused(self) -> Scheme:
+        """One segment an operator, each with the default choice of a generated template.
+
+        Raises:
+            NoTemplate: If an operator has none.
+        """
+        generated = replace(self, standalone=True)
+        singles = [Run(operator, operator) for operator in range(OPERATOR_COUNT)]
+        for run in singles:
+            if not generated.choices(run):
+                raise NoTemplate(f"no generated template: {generated.why(run)}")
+        return Scheme(tuple(generated.choices(run)[0] for run in singles))
+
+    def why(self, run: Run) -> str:
+        """In a sentence, why `run` is or is not legal."""
+        choices = self.choices(run)
+        if choices:
+            names = sorted({choice.template for choice in choices})
+            verb = "offers" if len(names) == 1 else "offer"
+            return f"{run} is legal: {', '.join(names)} {verb} {len(choices)} choices."
+        reasons = [
+            f"{template.name}: {template.why_not(self.workload, run, self.device) or 'every choice breaks a hard rule'}"
+            for template in self.templates
+            if run in template.runs
+        ]
+        return f"{run} is not legal: {'; '.join(reasons) or 'no template implements these operators together'}."
+
+    def check(self, scheme: Scheme) -> None:
+        """Accept a scheme whose choices are all legal.
+
+        Raises:
+            SchemeError: Naming the first choice that is not.
+        """
+        for choice in scheme.choices:
+            if choice in self:
+                continue
+            if self.standalone and choice in replace(self, standalone=False):
+                raise SchemeError(f"{choice} calls a library: leave out --standalone, or choose another scheme")
+            ends = f"{choice.run.first} {choice.run.last}"
+            raise SchemeError(f"{choice} is not legal for this workload: see atoffer schemes --why {ends}")
+
+
+@lru_cache(maxsize=1024)
+def _choices(space: LegalSpace, run: Run) -> tuple[Choice, ...]:
+    return tuple(
+        choice
+        for template in space.templates
+        for choice in template_choices(template.name, space.workload, run, space.device)
+    )
+
+
+@lru_cache(maxsize=64)
+def _runs(space: LegalSpace) -> frozenset[Run]:
+    runs = frozenset(run for run in ALL_RUNS if space.choices(run))
+    reached = {0}
+    for end in range(OPERATOR_COUNT):
+        if any(run.last == end and run.first in reached for run in runs):
+            reached.add(end + 1)
+    if OPERATOR_COUNT not in reached:
+        stuck = max(reached)
+        raise NoTemplate(f"no template covers operator {stuck} here: see atoffer schemes --why {stuck} {stuck}")
+    return runs

@@ -1,0 +1,43 @@
+"""`atoffer export`: which scheme it takes, and what the export needs."""
+
+import json
+
+import pytest
+
+from atoffer_rl.cli import scheme_source
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.scheme import Scheme
+from atoffer_rl.table_summary import oracle
+from atoffer_rl.workload import Workload
+from tests.synthetic import synthetic_table
+
+WORKLOAD = Workload(batch=1, seq_len=128)
+SHAPE = ("--batch", 1, "--seq-len", 128)
+
+
+@pytest.fixture
+def table(monkeypatch):
+    recorded = synthetic_table(WORKLOAD)
+    monkeypatch.setattr(scheme_source, "table_for", lambda _: recorded)
+    return recorded
+
+
+def test_a_standalone_export_needs_cupy_alone(atoffer, tmp_path, table):
+    folder = tmp_path / "scheme"
+    assert atoffer("export", folder, *SHAPE, "--standalone").status == 0
+    manifest = json.loads((folder / "manifest.json").read_text())
+    scheme = Scheme.from_json(manifest["schemes"]["best"]["scheme"])
+    assert manifest["requires"] == ["cupy"]
+    assert not (folder / "atoffer_library").exists()
+    assert scheme == oracle(table, WORKLOAD, LegalSpace(WORKLOAD, table.device, standalone=True))[0]
+    assert scheme != oracle(table, WORKLOAD)[0]
+
+
+def test_a_scheme_with_library_calls_is_not_standalone(atoffer, tmp_path, table):
+    scheme, _ = oracle(table, WORKLOAD)
+    assert any(choice.template == "cublaslt" for choice in scheme.choices)
+    (tmp_path / "scheme.json").write_text(json.dumps(scheme.to_json()))
+    outcome = atoffer("export", tmp_path / "out", *SHAPE, "--scheme", tmp_path / "scheme.json", "--standalone")
+    assert outcome.status == 1
+    assert "calls a library" in outcome.err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,56 @@
+import pytest
+
+from atoffer_rl.errors import SchemeError
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.program import KernelProgram
+from atoffer_rl.kernels.registry import ALL_RUNS, all_templates, template_named
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.workload import Workload
+
+WORKLOADS = [
+    Workload(batch=2, seq_len=64),
+    Workload(batch=1, seq_len=37, dtype="float32"),
+    Workload(batch=1, seq_len=128, dtype="bfloat16", activation="relu"),
+]
+
+
+@pytest.fixture(params=WORKLOADS, ids=lambda workload: workload.dtype)
+def workload(request):
+    return request.param
+
+
+def test_a_template_is_generated_if_its_programs_are_kernels(workload):
+    space = LegalSpace(workload)
+    for run in space.runs:
+        firsts = {choice.template: choice for choice in reversed(space.choices(run))}
+        for name, choice in firsts.items():
+            template = template_named(name)
+            assert template.generated == isinstance(template.program(workload, choice), KernelProgram)
+
+
+def test_a_standalone_space_is_what_is_generated_of_the_whole_one(workload):
+    whole, standalone = LegalSpace(workload), LegalSpace(workload, standalone=True)
+    generated = {template.name for template in all_templates() if template.generated}
+    assert standalone.all_choices == tuple(c for c in whole.all_choices if c.template in generated)
+    assert len(standalone.all_choices) < len(whole.all_choices)
+    assert standalone.unfused == whole.unfused
+
+
+def test_all_choices_are_those_of_the_runs(workload):
+    space = LegalSpace(workload)
+    assert set(space.all_choices) == {choice for run in ALL_RUNS for choice in space.choices(run)}
+    assert all(choice in space for choice in space.all_choices)
+    assert Choice(Run(0, 0), "gemm", (("no", 1),)) not in space
+
+
+def test_a_library_call_is_told_from_an_illegal_choice():
+    whole, standalone = LegalSpace(WORKLOADS[0]), LegalSpace(WORKLOADS[0], standalone=True)
+    called = next(choice for choice in whole.choices(Run(0, 0)) if choice not in standalone)
+    scheme = Scheme((called, *whole.unfused.choices[1:]))
+    whole.check(scheme)
+    with pytest.raises(SchemeError, match="calls a library"):
+        standalone.check(scheme)
+    unknown = Scheme((Choice(Run(0, 0), "gemm", (("no", 1),)), *whole.unfused.choices[1:]))
+    with pytest.raises(SchemeError, match="not legal"):
+        standalone.check(unknown)
