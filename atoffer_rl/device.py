@@ -34,6 +34,11 @@ class DeviceSpec:
     tensor_tflops: float
     float32_tflops: float
 
+    @property
+    def compute_capability(self) -> int:
+        """The arch as a number: 90 for `sm_90a`."""
+        return int(self.arch.removeprefix("sm_").rstrip("af"))
+
     def peak_tflops(self, dtype: DType) -> float:
         """The arithmetic ceiling for products of `dtype`, TFLOP/s."""
         return self.float32_tflops if dtype is DType.FLOAT32 else self.tensor_tflops

@@ -15,7 +15,6 @@ import numpy as np
 from atoffer_rl import __version__
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import ExportError
-from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.export.payload.runtime import BEST, FORMAT, MANIFEST, SAFE
 from atoffer_rl.kernels.legal_space import LegalSpace
@@ -148,7 +147,7 @@ class _Writer:
         for header in program.headers:
             shutil.copyfile(TEMPLATE_FOLDER / header, self.folder / "source" / header)
         for arch in self.export.archs:
-            (self.folder / "cubin" / arch / f"{name}.cubin").write_bytes(self._cubin(program, arch))
+            (self.folder / "cubin" / arch / f"{name}.cubin").write_bytes(self.cache.compiled(program, arch))
         plan = {label: self._plan_array(array) for label, array in program.plan().items()}
         return {
             "kind": "kernel",
@@ -159,13 +158,6 @@ class _Writer:
             "shared_bytes": program.shared_bytes,
             "arguments": [plan.get(argument, argument) for argument in program.arguments],
         }
-
-    def _cubin(self, program: KernelProgram, arch: str) -> bytes:
-        code = self.cache.get(program, arch)
-        if code is None:
-            code = compile_kernel(program, arch)
-            self.cache.put(program, arch, code)
-        return code
 
     def _plan_array(self, array: PlanArray) -> str:
         """Store `array` once by content; its key in the manifest."""

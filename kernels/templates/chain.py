@@ -7,7 +7,7 @@ from atoffer_rl.device import DeviceSpec
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
-from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type, tensor_parameter
 from atoffer_rl.mask_plan import bit_plan
 from atoffer_rl.operators import (
     ACTIVATION_OPERATOR,
@@ -141,9 +141,7 @@ def parameter(workload: Workload, run: Run, name: str) -> str:
     """The declaration of pointer `name`."""
     if name == MASK_WORDS:
         return f"const unsigned* __restrict__ {name}"
-    dtype = layer_tensors(workload)[name].dtype
-    constant = "" if name in run_results(run) else "const "
-    return f"{constant}{ELEMENT_TYPES[dtype]}* __restrict__ {name}"
+    return tensor_parameter(workload, run, name)
 
 
 def mask_words(workload: Workload, run: Run) -> dict[str, PlanArray]:
@@ -168,7 +166,7 @@ def operator_stages(workload: Workload, operator: int) -> list[str]:
     """The elementwise stages of one operator; reductions have none."""
     run = Run(operator, operator)
     if operator == MASK_OPERATOR:
-        masks = workload.mask_spec.keep(workload.seq_len).shape[0]
+        masks = workload.mask_spec.batches(workload.seq_len)
         return [f"DropMasked<{workload.seq_len}, {workload.heads}, {masks}>{{{MASK_WORDS}}}"]
     if operator in (SOFTMAX_OPERATOR, *NORM_OPERATORS):
         return []

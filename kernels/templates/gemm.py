@@ -121,11 +121,6 @@ def threads(values: Mapping[str, int]) -> int:
     return WARP_SIZE * values["warps_m"] * values["warps_n"] * values["warps_k"]
 
 
-def arch_number(device: DeviceSpec) -> int:
-    """Compute capability as a number: 90 for `sm_90a`."""
-    return int(device.arch.removeprefix("sm_").rstrip("af"))
-
-
 def tiles(problem: Problem, values: Mapping[str, int]) -> int:
     """Tiles of the result."""
     return -(-problem.rows // values["tile_m"]) * -(-problem.columns // values["tile_n"])
@@ -145,7 +140,7 @@ def _broken_shape(values: Mapping[str, int]) -> str | None:
 
 def _broken_limit(element: DType, values: Mapping[str, int], device: DeviceSpec) -> str | None:
     """Which limit of `device` `values` exceed."""
-    if values["split_k"] > 1 and arch_number(device) < CLUSTER_ARCH:
+    if values["split_k"] > 1 and device.compute_capability < CLUSTER_ARCH:
         return f"split_k needs thread-block clusters: sm_{CLUSTER_ARCH} or later, not {device.arch}"
     if values["split_k"] > MAX_CLUSTER:
         return f"a cluster has at most {MAX_CLUSTER} blocks"
@@ -172,7 +167,7 @@ class GemmTemplate:
         """Why `run` cannot be a generated GEMM; None if it can."""
         if run not in RUNS:
             return "a generated GEMM is one product with an elementwise operator before or after it"
-        if arch_number(device) < OLDEST_ARCH:
+        if device.compute_capability < OLDEST_ARCH:
             return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
         return None
 

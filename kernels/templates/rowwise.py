@@ -10,7 +10,7 @@ from atoffer_rl.device import DeviceSpec
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
-from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, tensor_parameter
 from atoffer_rl.mask_plan import row_plan
 from atoffer_rl.masks import Mask
 from atoffer_rl.operators import reads_mask, run_activations, run_results, run_weights
@@ -148,11 +148,6 @@ def longest_list(mask: Mask, seq_len: int) -> int:
     return int(np.diff(row_plan(mask, seq_len).starts, axis=1).max())
 
 
-def mask_count(workload: Workload) -> int:
-    """1, or the batch where the mask differs within it."""
-    return int(row_plan(workload.mask_spec, workload.seq_len).starts.shape[0])
-
-
 def mask_lists(workload: Workload, run: Run) -> dict[str, PlanArray]:
     """The kept columns of every row, where `run` reads the mask."""
     if not reads_mask(run):
@@ -168,7 +163,7 @@ def visited_pairs(workload: Workload, run: Run) -> int:
     if not reads_mask(run):
         return workload.score_count
     kept = int(row_plan(workload.mask_spec, workload.seq_len).columns.size)
-    return kept * workload.heads * workload.batch // mask_count(workload)
+    return kept * workload.heads * workload.batch // workload.mask_spec.batches(workload.seq_len)
 
 
 def used_parts(run: Run) -> int:
@@ -186,7 +181,7 @@ def config(workload: Workload, choice: Choice) -> dict[str, int]:
         "seq": workload.seq_len,
         "heads": workload.heads,
         "head_dim": workload.head_dim,
-        "masks": mask_count(workload) if reads_mask(choice.run) else 1,
+        "masks": workload.mask_spec.batches(workload.seq_len) if reads_mask(choice.run) else 1,
         "vector": access_elements(workload),
         "staged": staged_floats(workload, choice.run),
         **dict(choice.parameters),
@@ -197,8 +192,7 @@ def parameter(workload: Workload, run: Run, name: str) -> str:
     """The declaration of pointer `name`."""
     if name in (MASK_STARTS, MASK_COLUMNS):
         return f"const int* __restrict__ {name}"
-    element = ELEMENT_TYPES[layer_tensors(workload)[name].dtype]
-    return f"{'' if name in run_results(run) else 'const '}{element}* __restrict__ {name}"
+    return tensor_parameter(workload, run, name)
 
 
 TEMPLATE = RowwiseTemplate()

@@ -25,7 +25,7 @@ OLDEST_ARCH = 80
 BIAS_OPERATOR = 1
 MERGE_OPERATOR = 6
 FRAGMENT_ROWS = 16
-WARP_LANES = 32
+WARP_SIZE = 32
 MAX_WARPS = 8
 VECTOR_BYTES = 16
 PLAN_NAMES = ("tile_starts", "tile_columns", "tile_words")
@@ -33,7 +33,7 @@ MAX_KEPT_VALUES = 168
 """What a thread keeps across a chunk, at most, without spilling: the rest of its 255 registers address and convert."""
 
 
-class TileAttention:
+class TileTemplate:
     """One block for each (row tile, head, batch); see tile.cuh for the data flow."""
 
     name = "tile"
@@ -46,7 +46,7 @@ class TileAttention:
             return "tensor cores have no exact product of float32: use float16 or bfloat16"
         if workload.head_dim not in HEAD_DIMS:
             return f"head_dim must be 32, 64 or 128, not {workload.head_dim}"
-        if int(device.arch.removeprefix("sm_").rstrip("af")) < OLDEST_ARCH:
+        if device.compute_capability < OLDEST_ARCH:
             return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
         return None
 
@@ -76,7 +76,7 @@ class TileAttention:
             source=source,
             headers=("common.cuh", "tile.cuh"),
             grid=(self.geometry(workload, choice).blocks, 1, 1),
-            block=(values["warps"] * WARP_LANES, 1, 1),
+            block=(values["warps"] * WARP_SIZE, 1, 1),
             shared_bytes=shared_bytes(workload, values),
             arguments=(*run_activations(run), *run_weights(run), *PLAN_NAMES, *run_results(run)),
             plan=partial(_plan_arrays, workload, values["tile_rows"], values["chunk"]),
@@ -105,7 +105,7 @@ class TileAttention:
             tile_rows=choice["tile_rows"],
             tile_columns=choice["chunk"],
             blocks=tiles * workload.heads * workload.batch,
-            threads=choice["warps"] * WARP_LANES,
+            threads=choice["warps"] * WARP_SIZE,
         )
 
 
@@ -136,13 +136,13 @@ def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
     row_bytes = workload.head_dim * workload.element.itemsize
     stages = values["stages"] * 2 * values["chunk"] * row_bytes
     row_warps = values["tile_rows"] // FRAGMENT_ROWS
-    partial_bytes = 4 * (workload.head_dim // 2 + 4) * WARP_LANES
+    partial_bytes = 4 * (workload.head_dim // 2 + 4) * WARP_SIZE
     return max(stages, values["tile_rows"] * row_bytes + (values["warps"] - row_warps) * partial_bytes)
 
 
 def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
     """Registers' worth of values that a thread keeps across a chunk: fragments, columns to copy."""
-    head_dim, chunk, threads = workload.head_dim, values["chunk"], values["warps"] * WARP_LANES
+    head_dim, chunk, threads = workload.head_dim, values["chunk"], values["warps"] * WARP_SIZE
     warp_columns = chunk * (values["tile_rows"] // FRAGMENT_ROWS) // values["warps"]
     sums, scores, queries = head_dim // 2, warp_columns // 2, head_dim // 4
     copies = -(-chunk * head_dim * workload.element.itemsize // (VECTOR_BYTES * threads))
@@ -158,4 +158,4 @@ def _plan_arrays(workload: Workload, tile_rows: int, chunk: int) -> dict[str, Pl
     return dict(zip(PLAN_NAMES, (plan.starts, plan.columns, plan.words), strict=True))
 
 
-TEMPLATE = TileAttention()
+TEMPLATE = TileTemplate()
