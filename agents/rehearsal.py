@@ -38,7 +38,6 @@ class Rehearsal:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._env = FusionSchemeEnv(ledger=ledger)
-        self._env.close()
         self._tree = decision_tree(ledger.space)
 
     @property

@@ -1,13 +1,13 @@
 """Where a PPO run stands, as a checkpoint, and a run set going again from one."""
 
 from dataclasses import asdict
-from typing import Any
 
 import torch
 from sb3_contrib import MaskablePPO
 
 from atoffer_rl.agents.checkpoint import Checkpoint
 from atoffer_rl.agents.hyperparameters import PPOConfig
+from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.session import Session
 from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.errors import PolicyError, SchemeError
@@ -59,13 +59,24 @@ def restore_model(model: MaskablePPO, checkpoint: Checkpoint) -> None:
         torch.set_rng_state(checkpoint.random_state)
 
 
-def resumed_session(checkpoint: Checkpoint, measurer: Measurer, **changes: Any) -> Session:
+def resumed_session(
+    checkpoint: Checkpoint,
+    measurer: Measurer,
+    *,
+    log: RunLog | None = None,
+    oracle_us: float | None = None,
+    units: int | None = None,
+    seconds: float | None = None,
+) -> Session:
     """A session that goes on where `checkpoint` stands.
 
     Args:
         checkpoint: A checkpoint of a run.
         measurer: Who measures from now on.
-        changes: The session's log and whatever else a session takes; `units` and `seconds` change the budget.
+        log: Where progress is written.
+        oracle_us: Layer latency of the oracle's scheme where it is known.
+        units: Budget in units of the whole search; None keeps the run's.
+        seconds: Budget in measuring seconds of the whole search; None keeps the run's.
 
     Raises:
         PolicyError: If it is a policy alone, or of a legal space other than the present one.
@@ -76,7 +87,8 @@ def resumed_session(checkpoint: Checkpoint, measurer: Measurer, **changes: Any) 
     try:
         workload, seed = Workload.from_json(run["workload"]), int(run["seed"])
         charged = [Choice.from_json(item) for item in run["choices"]]
-        units, seconds = [changes.pop(name, None) or run[name] for name in ("units", "seconds")]
+        units = run["units"] if units is None else units
+        seconds = run["seconds"] if seconds is None else seconds
         standalone = bool(run["standalone"])
     except (KeyError, TypeError, ValueError, SchemeError) as error:
         raise PolicyError("the checkpoint's run is incomplete: start a new one") from error
@@ -84,4 +96,4 @@ def resumed_session(checkpoint: Checkpoint, measurer: Measurer, **changes: Any) 
     if any(choice not in ledger.space for choice in charged):
         raise PolicyError("the checkpoint's run measured choices that are not legal now: start a new run")
     ledger.restore(charged)
-    return Session(ledger, seed=seed, restored=tuple(charged), **changes)
+    return Session(ledger, log or RunLog(), seed, oracle_us, restored=tuple(charged))

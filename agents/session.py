@@ -200,7 +200,7 @@ class Session:
         if self.log.folder is None:
             return
         scheme, _ = self.ledger.best()
-        latencies_us = [self.ledger.trials[choice].latency_us or 0.0 for choice in scheme.choices]
+        latencies_us = [self.ledger.graph.latencies_us[run] for run in scheme.runs]
         self.log.text("scheme/best", scheme_table(scheme, latencies_us), step)
         self.log.figure("scheme/best", draw_scheme(scheme, latencies_us), step)
 

@@ -35,10 +35,6 @@ class CutGraph:
         self._refresh()
         return True
 
-    def through_us(self, run: Run, latency_us: float) -> float:
-        """Latency of the best partition that contains `run` at `latency_us`."""
-        return self.prefix_us[run.first] + latency_us + self.suffix_us[run.last + 1]
-
     def best_partition(self) -> tuple[Run, ...]:
         """The runs of the best known partition; empty while there is none."""
         if self.best_us == inf:

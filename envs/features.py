@@ -32,6 +32,7 @@ from atoffer_rl.workload import ACTIVATIONS, Workload
 
 Float: TypeAlias = NDArray[np.float64]
 
+GEOMETRY = ("tile_rows", "tile_columns", "threads", "blocks", "waves")
 COUNTED_KINDS = (Kind.DENSE, Kind.REDUCTION, Kind.ELEMENTWISE)
 OPTION_COLUMN = {name: column for column, name in enumerate(OPTION_FIELDS)}
 GLOBAL_COLUMN = {name: column for column, name in enumerate(GLOBAL_FIELDS)}
@@ -49,7 +50,7 @@ class ChoiceFacts(NamedTuple):
         memory_us: Time to move the bytes.
         arithmetic_us: Time for the operations.
         floor_us: The roofline, the longer of the two.
-        geometry: Columns `tile_rows`, `tile_columns`, `threads`, `blocks`, `waves` (blocks a multiprocessor).
+        geometry: The columns of `GEOMETRY`; waves are blocks a multiprocessor.
     """
 
     bytes: Float
@@ -202,15 +203,14 @@ def _ground(rows: Vector, decision: Decision, facts: ChoiceFacts) -> Float:
     """Fill in rooflines and geometry; returns the roofline of each option."""
     starts, span = decision.starts, decision.span
     floors: Float = np.minimum.reduceat(facts.floor_us[span], starts)
-    memory, arithmetic = (np.minimum.reduceat(facts[column][span], starts) for column in (2, 3))
+    memory, arithmetic = (np.minimum.reduceat(us[span], starts) for us in (facts.memory_us, facts.arithmetic_us))
     rows[:, OPTION_COLUMN["bytes_log2"]] = np.log2(np.minimum.reduceat(facts.bytes[span], starts)) / 32
     rows[:, OPTION_COLUMN["flops_log2"]] = np.log2(1 + np.minimum.reduceat(facts.flops[span], starts)) / 40
     rows[:, OPTION_COLUMN["balance"]] = np.log((arithmetic + 1e-6) / memory)
     geometry = np.add.reduceat(facts.geometry[span], starts, axis=0) / decision.sizes[:, None]
-    first = OPTION_COLUMN["tile_rows"]
-    rows[:, first : first + 5] = np.log2(geometry) / 16
-    blocks = facts.geometry[span, 4]
-    fill = np.add.reduceat(blocks / np.ceil(blocks), starts) / decision.sizes
+    rows[:, [OPTION_COLUMN[name] for name in GEOMETRY]] = np.log2(geometry) / 16
+    waves = facts.geometry[span, GEOMETRY.index("waves")]
+    fill = np.add.reduceat(waves / np.ceil(waves), starts) / decision.sizes
     rows[:, OPTION_COLUMN["wave_fill"]] = fill
     return floors
 

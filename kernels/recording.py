@@ -14,14 +14,16 @@ import numpy as np
 from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels.anchors import DRIFT, drift
 from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.measurers.batch import never
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.space import load_space
+from atoffer_rl.kernels.timing import MIN_REPLAYS
 from atoffer_rl.records import RECORDS_FOLDER, SUFFIX, RecordedTable, TableHeader, save_table
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.shortest_path import CutGraph, best_schemes
 from atoffer_rl.table_summary import FINALISTS, latencies, scheme_sum_us
-from atoffer_rl.trial import ForwardRequest, Request, SegmentRequest, Trial, request_key
+from atoffer_rl.trial import Answers, ForwardRequest, Request, SegmentRequest, Trial, request_key
 from atoffer_rl.workload import Workload
 
 BEST_CHOICES = 3
@@ -33,7 +35,6 @@ FINALIST_ROUNDS = 5
 SPREAD_DRAWS = 4000
 SPREAD_QUANTILE = 0.9
 Option = TypeVar("Option")
-Answers: TypeAlias = tuple[str, Choice | None, Scheme | None, str]
 Tell: TypeAlias = Callable[[str], None]
 Progress: TypeAlias = Callable[[str, int, int], None]
 
@@ -76,7 +77,8 @@ def record_table(
         measurer: The GPU; its store keeps what was measured between calls.
         workloads: What to record; a signature that several share is measured once.
         name: Name of the file.
-        forwards: Whole forwards of each workload: the 32 least sums, the others spread over the range of sums.
+        forwards: Whole forwards of each workload: the 32 least sums, in several rounds whose samples are pooled, and
+            others spread over the range of sums.
         seconds: Stop cleanly after about this long; None means no limit.
         folder: Where the file is written.
         tell: Called with lines for the user.
@@ -210,7 +212,7 @@ class _Recorder:
         """Every choice that the table lacks; says whether it is complete now."""
         requests = self._segment_requests()
         missing = [request for request in requests if request_key(request) not in self._trials]
-        return self._measure("segments", missing, len(requests) - len(missing), replays=24)
+        return self._measure("segments", missing, len(requests) - len(missing), replays=MIN_REPLAYS)
 
     def measure_best(self) -> bool:
         """The best few choices of each run again with more samples, until the best ones all have them."""
@@ -289,7 +291,7 @@ class _Recorder:
         self._measurer.store.save_table(self._header.table, self._header.to_json())
         self._measurer.table = ""
         self._measurer.on_trial = None
-        self._measurer.should_stop = lambda: False
+        self._measurer.should_stop = never
 
     def table(self) -> RecordedTable | None:
         """The table of the workloads whose segments are complete."""

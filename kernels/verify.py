@@ -20,11 +20,9 @@ from atoffer_rl.workload import Workload
 
 BUDGET_FACTOR = 2.0
 FENCE_BYTES = 2**20
+POISON = 0xFF  # Four, or two, of these bytes are NaN in every format.
 ENOUGH_ELEMENTS, MOST_DRAWS = 2**16, 8
 """Eager's largest error over a few elements is a matter of luck: small results take it over more draws."""
-POISON = 0xFF  # Four, or two, of these bytes are NaN in every format.
-
-
 SEED_STRIDE = 1_000_003
 FIELDS, EAGER_ERROR = 5, 1
 """How many numbers `differences` gives, and which of them is eager's error."""

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from atoffer_rl.bench.graph_timing import capture, time_in_turns
+from atoffer_rl.kernels.verify import Verdict
 
 OURS = "ours"
 Launch: TypeAlias = Callable[[], torch.Tensor]
@@ -68,13 +69,12 @@ def hold(contenders: Sequence[Contender], launches: int, replays: int) -> Standi
     return Standing(time_in_turns(graphs, launches, replays), errors, results)
 
 
-def row_of(standing: Standing, reference: torch.Tensor, budget: float, floor_us: float) -> dict[str, Any]:
+def row_of(standing: Standing, verdict: Verdict, floor_us: float) -> dict[str, Any]:
     """The fields that every kind of benchmark row shares.
 
     Args:
         standing: The contest.
-        reference: The right result, float64.
-        budget: How far ours may be off.
+        verdict: On our result.
         floor_us: Time that moving the bytes once takes.
     """
     latencies_us = standing.latencies_us
@@ -85,13 +85,8 @@ def row_of(standing: Standing, reference: torch.Tensor, budget: float, floor_us:
         "peers": latencies_us,
         "peer_errors": standing.errors,
         "speedup": round(fastest / ours_us, 3),
-        "max_error": float((standing.results[OURS].double() - reference).abs().max()),
-        "error_budget": budget,
+        "max_error": verdict.max_error,
+        "error_budget": verdict.error_budget,
         "bytes_floor_us": round(floor_us, 3),
         "samples_us": standing.samples_us,
     }
-
-
-def error_budget(reference: torch.Tensor, eager: torch.Tensor, epsilon: float) -> float:
-    """`2 * (max|eager - ref| + eps * max|ref|)` (DESIGN, section 6)."""
-    return float(2.0 * ((eager.double() - reference).abs().max() + epsilon * reference.abs().max()))

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
-from atoffer_rl.bench.contest import OURS, Contender, Launch, error_budget, hold, row_of
+from atoffer_rl.bench.contest import OURS, Contender, Launch, hold, row_of
 from atoffer_rl.bench.peers import Peer, Weights, compiled, layer_function, peers_of
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses, compile_encoder
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.reference import TORCH_DTYPES, Precision, draw_weights, encoder_reference
+from atoffer_rl.kernels.verify import compare
 from atoffer_rl.operators import LAYER_INPUT, WHOLE_LAYER
 from atoffer_rl.roofline import memory_us, run_bytes
 from atoffer_rl.scheme import Scheme
@@ -39,9 +40,8 @@ def bench_encoder(workload: Workload, scheme: Scheme, replays: int) -> dict[str,
     exact = encoder_reference(workload, x, weights)
     eager = encoder_reference(workload, x, weights, Precision.EAGER)
     floor_us = memory_us(workload.layers * run_bytes(workload, WHOLE_LAYER), current_device())
-    return _identity(workload, scheme) | row_of(
-        standing, exact, error_budget(exact, eager, workload.element.epsilon), floor_us
-    )
+    verdict = compare(standing.results[OURS], exact, eager, workload.element.epsilon)
+    return _identity(workload, scheme) | row_of(standing, verdict, floor_us)
 
 
 def _identity(workload: Workload, scheme: Scheme) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from atoffer_rl.bench.contest import OURS, Contender, Launch, error_budget, hold, row_of
+from atoffer_rl.bench.contest import OURS, Contender, Launch, hold, row_of
 from atoffer_rl.bench.peers import Peer, attention_function, compiled, peers_of
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses
@@ -13,9 +13,11 @@ from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.kernels.reference import Inputs, Precision, draw_inputs, run_reference
+from atoffer_rl.kernels.verify import compare
 from atoffer_rl.roofline import memory_us
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
+from atoffer_rl.table_summary import latencies
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.trial import SegmentRequest
 from atoffer_rl.workload import Workload
@@ -58,19 +60,18 @@ def bench_mha(workload: Workload, measurer: Measurer, replays: int) -> dict[str,
         raise LaunchError(standing.errors[OURS])
     exact = run_reference(workload, ATTENTION, inputs)[RESULT]
     eager = run_reference(workload, ATTENTION, inputs, Precision.EAGER)[RESULT]
-    budget = error_budget(exact, eager, workload.element.epsilon)
-    return _identity(workload, choice) | row_of(standing, exact, budget, _floor_us(workload))
+    verdict = compare(standing.results[OURS], exact, eager, workload.element.epsilon)
+    return _identity(workload, choice) | row_of(standing, verdict, _floor_us(workload))
 
 
 def _fastest(workload: Workload, measurer: Measurer) -> Choice:
-    space = LegalSpace(workload, measurer.device)
-    requests = [SegmentRequest(workload, choice) for choice in space.choices(ATTENTION)]
-    right = [trial for trial in measurer.measure(requests) if trial.latency_us is not None]
-    if not right:
-        raise LaunchError("no attention kernel is right here: see atoffer records for the reasons")
-    best = min(right, key=lambda trial: trial.latency_us or 0.0)
-    assert best.choice is not None
-    return best.choice
+    choices = LegalSpace(workload, measurer.device).choices(ATTENTION)
+    trials = measurer.measure([SegmentRequest(workload, choice) for choice in choices])
+    latencies_us = latencies(dict(zip(choices, trials, strict=True)))
+    if not latencies_us:
+        reasons = "; ".join(dict.fromkeys(f"{trial.status.value}: {trial.reason}" for trial in trials))
+        raise LaunchError(f"no attention kernel is right here ({reasons or 'none is legal'})")
+    return min(latencies_us, key=lambda choice: latencies_us[choice])
 
 
 def _floor_us(workload: Workload) -> float:

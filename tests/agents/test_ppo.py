@@ -55,6 +55,7 @@ def test_a_run_goes_on_where_it_stopped(session_of, measurer, smoke, tmp_path):
     first = PPOSearch(ppo_config(SMOKE | {"timesteps": 32}))(session)
     session.log.close()
     checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    assert resumed_session(checkpoint, measurer, units=0).ledger.spent
     with RunLog(tmp_path) as log:
         resumed = resumed_session(checkpoint, measurer, log=log)
         assert (resumed.ledger.units, resumed.ledger.units_spent, resumed.seed) == (30, first.units, 5)

@@ -8,6 +8,7 @@ from atoffer_rl.bench.mha import GRIDS, grid_workloads
 from atoffer_rl.bench.peers import attention_function, layer_function, peers_of
 from atoffer_rl.bench.record import table_of
 from atoffer_rl.kernels.reference import Inputs, draw_inputs, draw_weights, layer_reference, run_reference
+from atoffer_rl.kernels.verify import Verdict
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
 
@@ -45,7 +46,7 @@ def test_every_peer_is_listed_once() -> None:
 def test_speedup_is_over_the_fastest_peer() -> None:
     result = torch.zeros(2)
     standing = Standing({"ours": [2.0], "a": [8.0, 9.0, 7.0], "b": [5.0]}, {"c": "out of memory"}, {"ours": result})
-    row = row_of(standing, torch.tensor([0.0, 0.5]).double(), 1.0, 0.25)
+    row = row_of(standing, Verdict(True, "", 0.5, 1.0), 0.25)
     assert row["speedup"] == 2.5
     assert row["peers"] == {"a": 8.0, "b": 5.0}
     assert row["max_error"] == 0.5

@@ -5,11 +5,12 @@ from math import inf, log
 import numpy as np
 import pytest
 
-from atoffer_rl.envs.cost_model import LAUNCH_US, NOISE_SPREAD, PRIOR_MEAN, CostModel, design
+from atoffer_rl.envs.cost_model import NOISE_SPREAD, PRIOR_MEAN, CostModel, design
 from atoffer_rl.envs.features import OPTION_COLUMN, static_features
 from atoffer_rl.envs.progress import Progress
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.shortest_path import CutGraph
+from tests.core.test_shortest_path import through_us
 from tests.envs.conftest import WORKLOAD
 
 
@@ -60,7 +61,7 @@ def test_known_gain_is_what_taking_the_option_costs_the_best_known_scheme(progre
         for place, option in enumerate(decision.options):
             latency_us = progress.latency_us[option.choices.start : option.choices.stop].min()
             if latency_us < inf:
-                expected = (graph.best_us - plain.through_us(option.run, latency_us)) / unfused_us
+                expected = (graph.best_us - through_us(plain, option.run, latency_us)) / unfused_us
                 assert gains[place] == pytest.approx(max(expected, -4.0), abs=1e-5)
         known = column(progress, decision, "known") > 0
         gaps = column(progress, decision, "known_gap")[known]
@@ -88,7 +89,7 @@ def test_estimates_are_over_the_completions_that_are_not_measured(progress):
                 assert gains[place] == column(progress, decision, "improvement")[place] == 0
                 continue
             least_us = float(np.exp(model.log_us[unmeasured].min()))
-            expected = (graph.best_us - graph.through_us(option.run, least_us)) / unfused_us
+            expected = (graph.best_us - through_us(graph, option.run, least_us)) / unfused_us
             assert gains[place] == pytest.approx(max(expected, -4.0), abs=1e-5)
 
 
@@ -132,4 +133,3 @@ def test_rooflines_are_those_of_the_templates_own_work():
     for decision in static.tree.segments:
         for floor_us, option in zip(static.floor_us[decision.rows], decision.options, strict=True):
             assert floor_us == static.facts.floor_us[option.choices.start : option.choices.stop].min()
-    assert LAUNCH_US > 0
