@@ -5,7 +5,6 @@ python benchmarks/readme.py --check    exit with 1 if they are not what the READ
 """
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -112,15 +111,12 @@ def draw_search(found: dict[str, Any]) -> None:
 
 def results() -> str:
     """What was recorded: searches over seeds, the encoder beside its peers, the shipped tables."""
-    parts = (seeds(), encoders(), recorded_tables())
-    return "\n\n".join(part for part in parts if part)
+    return f"{seeds()}\n\n{encoders()}\n\n{recorded_tables()}"
 
 
 def seeds() -> str:
     """The agent and random search over seeds, from the record of `benchmarks/train_seeds.py`."""
     name = "train_seeds.json"
-    if not (RESULTS / name).exists():
-        return ""
     record = load(name)
     rows = [
         ("the agent's recommendation", percent(record["median_recommendation_regret"])),
@@ -132,7 +128,7 @@ def seeds() -> str:
     return (
         f"Default workload, {record['rows'][0]['budget']} units (a tenth of the table), {record['seeds']} seeds "
         f"([record](benchmarks/results/{name})); the agent's recommendation beats random search's in "
-        f"{record['better_than_random_search']}, its rollout that of random weights in "
+        f"{record['better_than_random_search']} of them, its rollout that of random weights in "
         f"{record['better_than_random_weights']}:\n\n{table(['scheme', 'median regret'], rows)}"
     )
 
@@ -180,17 +176,16 @@ def recorded_tables() -> str:
         "S",
         "mask",
         "format",
-        "choices",
+        "choices that run",
         "best layer, us",
         "forwards",
         "rank correlation",
         "best sum over best forward",
     ]
-    if not rows:
-        return ""
-    text = "Recorded tables (rank correlation of summed segments with whole measured forwards; the last column says how"
     return (
-        f"{text} much slower the best sum is than the best of the top 32, as whole forwards):\n\n{table(names, rows)}"
+        "Recorded tables (rank correlation of summed segments with whole measured forwards; the last column says how "
+        "much slower the best sum is than the best of the top 32, as whole forwards; `atoffer records check`):\n\n"
+        f"{table(names, rows)}"
     )
 
 
@@ -206,12 +201,10 @@ SECTIONS: dict[str, Callable[[], str]] = {
 def filled(text: str) -> str:
     """`text` with every generated part filled in."""
     for name, section in SECTIONS.items():
-        pattern = re.compile(f"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        try:
-            content = section() + "\n"
-        except FileNotFoundError as error:
-            content = f"Not recorded yet: {Path(error.filename).name}.\n"
-        text = pattern.sub(lambda match, content=content: match[1] + content + match[2], text)  # type: ignore[misc]
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}{section()}\n{end}{after}"
     return text
 
 
