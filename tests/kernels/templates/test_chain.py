@@ -11,6 +11,7 @@ from atoffer_rl.operators import reads_mask, run_activations, run_results, run_w
 from atoffer_rl.run import Run
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
+from tests.kernels.templates.checks import assert_right
 
 DTYPES = ("float16", "bfloat16", "float32")
 RUNS = sorted(TEMPLATE.runs)
@@ -110,13 +111,6 @@ def test_compiles(run, arch):
     for workload in (BERT, small("odd", "bfloat16"), small("wide", "float32")):
         choice = template_choices("chain", workload, run)[-1]
         assert compile_kernel(TEMPLATE.program(workload, choice), arch).startswith(b"\x7fELF")
-
-
-def assert_right(workload, choice):
-    from atoffer_rl.kernels.verify import verify_choice
-
-    verdict = verify_choice(workload, choice)
-    assert verdict.passed, f"{choice}: {verdict.reason}"
 
 
 @pytest.mark.gpu

@@ -9,11 +9,12 @@ from atoffer_rl.kernels.matmul_library import ITEMSIZES, ColumnMajor, batch_addr
 from atoffer_rl.kernels.reference import TORCH_DTYPES, Inputs, Precision, draw_inputs, run_reference
 from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.kernels.templates.cublaslt import BATCHED_RUNS, TEMPLATE
-from atoffer_rl.kernels.verify import compare, verify_choice
+from atoffer_rl.kernels.verify import compare
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
+from tests.kernels.templates.checks import assert_right
 
 DTYPES = ("float16", "bfloat16", "float32")
 RUNS = sorted(TEMPLATE.runs)
@@ -111,8 +112,7 @@ def test_work_counts_each_byte_once():
 @pytest.mark.parametrize(("run", "dtype", "activation"), CASES)
 def test_library_verifies(run, dtype, activation):
     for workload in (small(dtype, activation), Workload(batch=2, seq_len=128, dtype=dtype, activation=activation)):
-        verdict = verify_choice(workload, template_choices("cublaslt", workload, run)[0])
-        assert verdict.passed, verdict.reason
+        assert_right(workload, template_choices("cublaslt", workload, run)[0])
 
 
 @pytest.mark.gpu
@@ -124,10 +124,9 @@ def test_every_proposal_verifies_or_is_refused(run):
     passed = 0
     for choice in template_choices("cublaslt", workload, run):
         try:
-            verdict = verify_choice(workload, choice)
+            assert_right(workload, choice)
         except LaunchError:
             continue
-        assert verdict.passed, f"{choice}: {verdict.reason}"
         passed += 1
     assert passed
 

@@ -11,6 +11,7 @@ from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
+from tests.kernels.templates.checks import assert_right
 
 BERT = Workload(mask="dense")
 AMPERE = replace(H100, arch="sm_80")
@@ -149,23 +150,17 @@ def test_compiles_for_every_shape(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gemm_on_gpu(shape, dtype):
     """Every candidate is verified for each shape and format, in one run or another."""
-    from atoffer_rl.kernels.verify import verify_choice
-
     for number, run in enumerate(SORTED_RUNS):
         activation = ACTIVATIONS[number % len(ACTIVATIONS)]
         workload = Workload(**ODD_SHAPES[shape], dtype=dtype, activation=activation, mask="dense")
         for choice in template_choices("gemm", workload, run)[number :: len(RUNS)]:
-            verdict = verify_choice(workload, choice)
-            assert verdict.passed, f"{choice}: {verdict}"
+            assert_right(workload, choice)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("run", SORTED_RUNS, ids=str)
 def test_candidates_of_bert_on_gpu(run):
-    from atoffer_rl.kernels.verify import verify_choice
-
     workload = Workload(batch=2, seq_len=100)
     choices = template_choices("gemm", workload, run)
     for choice in choices[SORTED_RUNS.index(run) % EVERY :: EVERY]:
-        verdict = verify_choice(workload, choice)
-        assert verdict.passed, f"{choice}: {verdict}"
+        assert_right(workload, choice)

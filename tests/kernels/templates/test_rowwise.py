@@ -10,6 +10,7 @@ from atoffer_rl.kernels.templates.rowwise import MASK_COLUMNS, MASK_STARTS, TEMP
 from atoffer_rl.operators import reads_mask, run_activations, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
+from tests.kernels.templates.checks import assert_right
 
 DTYPES = ("float16", "bfloat16", "float32")
 RUNS = sorted(TEMPLATE.runs)
@@ -138,13 +139,6 @@ def test_compiles(run, arch):
     for workload in (BERT, Workload(**SHAPES["uneven heads"], dtype="float32")):
         choice = template_choices("rowwise", workload, run)[-1]
         assert compile_kernel(TEMPLATE.program(workload, choice), arch).startswith(b"\x7fELF")
-
-
-def assert_right(workload, choice):
-    from atoffer_rl.kernels.verify import verify_choice
-
-    verdict = verify_choice(workload, choice)
-    assert verdict.passed, f"{choice}: {verdict.reason}"
 
 
 @pytest.mark.gpu

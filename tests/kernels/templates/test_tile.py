@@ -17,6 +17,7 @@ from atoffer_rl.kernels.templates.tile import PLAN_NAMES, TEMPLATE, kept_values,
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
+from tests.kernels.templates.checks import assert_right
 
 RUNS = [Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)]
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a"]
@@ -224,20 +225,13 @@ def test_device_code_refuses_what_it_cannot_do():
         compile_kernel(TEMPLATE.program(SMALL, choice_of(warps=6)), "sm_90a")
 
 
-def check_on_gpu(workload, choice):
-    from atoffer_rl.kernels.verify import verify_choice
-
-    verdict = verify_choice(workload, choice)
-    assert verdict.passed, f"{choice} of {workload}: {verdict.reason}"
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("run", RUNS)
 def test_every_choice_on_gpu(run, dtype):
     workload = Workload(batch=2, seq_len=200, heads=4, head_dim=64, dtype=dtype)
     for choice in template_choices("tile", workload, run):
-        check_on_gpu(workload, choice)
+        assert_right(workload, choice)
 
 
 @pytest.mark.gpu
@@ -247,14 +241,14 @@ def test_every_choice_on_gpu(run, dtype):
 def test_masks_on_gpu(mask, seq_len, head_dim):
     workload = Workload(batch=2, seq_len=seq_len, heads=3, head_dim=head_dim, mask=mask)
     for run, values in [(Run(1, 6), {}), (Run(2, 5), {"tile_rows": 32, "chunk": 64, "warps": 4})]:
-        check_on_gpu(workload, choice_of(run, **values))
+        assert_right(workload, choice_of(run, **values))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("values", [{}, {"tile_rows": 16, "chunk": 16, "warps": 1}, {"tile_rows": 16, "warps": 4}])
 @pytest.mark.parametrize("run", RUNS)
 def test_a_mask_for_each_sequence_on_gpu(ragged_workload, run, values):
-    check_on_gpu(ragged_workload, choice_of(run, **values))
+    assert_right(ragged_workload, choice_of(run, **values))
 
 
 @pytest.mark.gpu
