@@ -22,6 +22,11 @@ STATIC_SHARED_LIMIT = 48 * 1024
 class Launchable(Protocol):
     """A loaded program."""
 
+    @property
+    def descriptor(self) -> dict[str, str]:
+        """What a library chose to execute, in its own terms; empty for a generated kernel."""
+        ...
+
     def launch(self, pointers: Mapping[str, int], stream: int) -> None:
         """Enqueue one execution; captured if `stream` is being captured.
 
@@ -66,6 +71,11 @@ class KernelLaunch:
             self._kernel: Any = _load_kernel(program, cubin)
         except self._errors as error:
             raise LaunchError(f"cannot load {program.entry}: {error}") from error
+
+    @property
+    def descriptor(self) -> dict[str, str]:
+        """See `Launchable.descriptor`."""
+        return {}
 
     def launch(self, pointers: Mapping[str, int], stream: int) -> None:
         """See `Launchable.launch`."""

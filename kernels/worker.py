@@ -133,11 +133,6 @@ def _make_gpu_job(program_of: ProgramOf) -> tuple[Callable[[Task], Measured], Gr
     return worker.answer, Greeting(current_machine(), worker.device)
 
 
-def _algorithm(launchable: Any) -> dict[str, Any]:
-    """A library call's own name for what it ran, so that an export can ask for the same."""
-    return {"algorithm": launchable.descriptor} if hasattr(launchable, "descriptor") else {}
-
-
 def _checked(verdict: "Verdict", verify_seconds: float) -> Measured:
     """What is known once something was verified: a wrong result, until it is timed."""
     return Measured(
@@ -166,7 +161,8 @@ class EncoderMemory:
         device, dtype = torch.device("cuda", torch.cuda.current_device()), TORCH_DTYPES[workload.element]
         shape = layer_tensors(workload)[LAYER_INPUT].shape
         self.workload = workload
-        self.x = torch.randn(shape, device=device).to(dtype)
+        source = torch.Generator(device).manual_seed(seed)
+        self.x = torch.randn(shape, generator=source, device=device).to(dtype)
         self.out = torch.empty_like(self.x)
         self._layers = [draw_weights(workload, seed + layer, device) for layer in range(workload.layers)]
         self.weights = [addresses(layer) for layer in self._layers]
@@ -248,7 +244,7 @@ class GpuWorker:
             status=Status.OK,
             samples_us=timing.samples_us,
             measure_seconds=time.perf_counter() - verified,
-            detail=self._health() | _algorithm(launchable),
+            detail=self._health() | ({"algorithm": launchable.descriptor} if launchable.descriptor else {}),
         )
 
     def _forward(self, task: ForwardTask) -> Measured:
