@@ -11,6 +11,21 @@ from atoffer_rl.errors import AtofferError
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
 SECTION = "atoffer/FusionScheme-v0"
+LARGEST = 10**9
+MAX_ENVS = 64
+_BOUNDS = {
+    "n_envs": (1, MAX_ENVS),
+    "n_steps": (2, 10**6),
+    "batch_size": (2, 10**6),
+    "n_epochs": (1, 10**4),
+    "hidden": (1, 4096),
+    "learning_rate": (1e-9, 1.0),
+    "gae_lambda": (0.0, 1.0),
+    "clip_range": (1e-6, 1.0),
+    "max_grad_norm": (1e-9, LARGEST),
+    "settle_rollouts": (1, LARGEST),
+}
+"""Least and largest value of hyperparameters that cannot be anything from 0 to `LARGEST`."""
 
 
 @dataclass(frozen=True)
@@ -119,18 +134,22 @@ def pretrain_config(
 def _values(config: type, path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     try:
         values: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))[SECTION]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, KeyError, TypeError) as error:
         raise AtofferError(f"cannot read hyperparameters from {path}: it needs a section {SECTION}") from error
+    if not isinstance(values, dict):
+        raise AtofferError(f"{path}: section {SECTION} must map names to values")
     values = values | {name: value for name, value in changes.items() if value is not None}
     types = {field.name: field.type for field in fields(config)}
-    if wrong := sorted(set(values) ^ set(types)):
+    if wrong := sorted(map(str, set(values) ^ set(types))):
         raise AtofferError(f"{path}: {', '.join(wrong)} unknown or missing")
     return {name: _checked(path, name, value, types[name]) for name, value in values.items()}
 
 
 def _checked(path: Path, name: str, value: Any, kind: Any) -> Any:
     whole = kind is int
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or value < 0:
+    least, most = _BOUNDS.get(name, (0, LARGEST))
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not right or not least <= value <= most:
         expected = "a whole number" if whole else "a number"
-        raise AtofferError(f"{path}: {name} must be {expected} from 0 on, not {value!r}")
+        raise AtofferError(f"{path}: {name} must be {expected} from {least} to {most}, not {value!r}")
     return kind(value)

@@ -1,11 +1,12 @@
 """What a search leaves in its folder: TensorBoard events, one JSON line a trial, the result."""
 
+import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from atoffer_rl.errors import LogError
 
@@ -34,7 +35,7 @@ class RunLog:
             return
         with self._writing():
             folder.mkdir(parents=True, exist_ok=True)
-            self._lines = (folder / TRIALS_FILE).open("a", encoding="utf-8")
+            self._lines = _opened_trials(folder / TRIALS_FILE)
             from torch.utils.tensorboard.writer import SummaryWriter as Writer
 
             self._writer = Writer(str(folder))
@@ -107,3 +108,21 @@ class RunLog:
         except OSError as error:
             reason = error.strerror or str(error)
             raise LogError(f"cannot write the log folder {self.folder} ({reason}): use another --log-folder") from error
+
+
+def _opened_trials(path: Path) -> TextIO:
+    """`path` for appending, held for this process alone; a line that a killed process left half written is dropped.
+
+    Raises:
+        LogError: If another process holds it.
+    """
+    lines = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lines.close()
+        raise LogError(f"another run is writing {path.parent}: wait for it, or use another --log-folder") from error
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        lines.truncate(content.rfind(b"\n") + 1)
+    return lines

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
 from pathlib import Path
+from stat import S_ISREG
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +14,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from atoffer_rl.errors import MaskError
+
+MAX_SEQ_LEN = 32768
+"""A mask is a square of so many booleans a side while it is studied: a gigabyte."""
 
 Keep: TypeAlias = NDArray[np.bool_]
 Indices: TypeAlias = NDArray[np.int32]
@@ -131,6 +135,7 @@ _FAMILIES: dict[str, _Family] = {
 }
 _ALIASES = {"triangle": "causal"}
 MASK_NAMES = (*_FAMILIES, "document", "file")
+LONGEST_NUMBER = 10
 
 
 def parse_mask(text: str, seq_len: int) -> Mask:
@@ -160,8 +165,10 @@ def _named_mask(text: str, seq_len: int) -> Mask:
         raise MaskError(f"unknown mask {name!r}: use one of {', '.join(MASK_NAMES)}")
     family = _FAMILIES[name]
     values = family.defaults(seq_len)
-    for item in filter(None, rest.split(",")):
-        key, _, number = item.partition("=")
+    items = [item.partition("=") for item in rest.split(",") if item]
+    if len({key for key, _, _ in items}) < len(items):
+        raise MaskError(f"mask {name}: {rest!r} gives a parameter twice; give each once")
+    for key, _, number in items:
         if key not in values:
             known = ", ".join(values) or "none"
             raise MaskError(f"mask {name} has no parameter {key!r}; it takes: {known}")
@@ -170,12 +177,9 @@ def _named_mask(text: str, seq_len: int) -> Mask:
 
 
 def _whole_number(mask: str, key: str, text: str, smallest: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = smallest - 1
+    value = int(text) if text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER else -1
     if not smallest <= value < 2**31:
-        raise MaskError(f"mask {mask}: {key} must be a whole number of at least {smallest}, not {text!r}")
+        raise MaskError(f"mask {mask}: {key} must be a whole number from {smallest} to 2**31 - 1, not {text!r}")
     return value
 
 
@@ -204,18 +208,31 @@ def _mask_file(path: str) -> tuple[Keep, str]:
     """
     try:
         stat = Path(path).stat()
-        return _load_mask_file(path, stat.st_mtime_ns, stat.st_size)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise MaskError(f"cannot read mask file {path!r}: {reason}") from error
+    if not S_ISREG(stat.st_mode):
+        raise MaskError(f"mask file {path!r} is not a file: name a .npy file")
+    return _load_mask_file(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=4)
 def _load_mask_file(path: str, modified_ns: int, size: int) -> tuple[Keep, str]:
-    array = np.load(path, allow_pickle=False)
-    if not isinstance(array, np.ndarray) or array.dtype != np.bool_ or array.ndim not in (2, 3) or not array.size:
-        raise MaskError(f"mask file {path} must hold a boolean array of shape (S, S) or (B, S, S)")
-    keep = np.ascontiguousarray(array.reshape(-1, *array.shape[-2:]))
+    # Mapped, so that its type and shape are known before anything of its size is read; never unpickled.
+    try:
+        with np.errstate(over="ignore"):
+            array = np.lib.format.open_memmap(path, mode="r")
+    except OSError as error:
+        raise MaskError(f"cannot read mask file {path!r}: {error.strerror or error}") from error
+    except (ValueError, EOFError, OverflowError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise MaskError(f"cannot read mask file {path!r}: no whole .npy file; write it with numpy.save") from error
+    if array.dtype != np.bool_ or array.ndim not in (2, 3) or not array.size:
+        raise MaskError(
+            f"mask file {path!r} holds {array.dtype} of shape {array.shape}: "
+            "it must hold a boolean array of shape (S, S) or (B, S, S)"
+        )
+    # A byte that is neither 0 nor 1 would pass for a boolean here and for something else on a device.
+    keep = np.ascontiguousarray(array.view(np.uint8).reshape(-1, *array.shape[-2:])) != 0
     return keep, hashlib.sha256(repr(keep.shape).encode() + keep.tobytes()).hexdigest()[:16]
 
 

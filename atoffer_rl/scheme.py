@@ -12,6 +12,7 @@ from atoffer_rl.run import Run
 
 PLAIN = "plain"
 EXECUTION_OPTIONS = (PLAIN,)
+LONGEST_QUOTE = 200
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,22 @@ class Choice:
     Attributes:
         run: The operators it implements.
         template: The template's name.
-        parameters: (name, value) pairs in the template's own order.
+        parameters: (name, value) pairs in the template's own order; two choices are equal in any order of theirs.
     """
 
     run: Run
     template: str
     parameters: tuple[tuple[str, int], ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Choice):
+            return NotImplemented
+        if self.run != other.run or self.template != other.template:
+            return False
+        return self.parameters == other.parameters or sorted(self.parameters) == sorted(other.parameters)
+
+    def __hash__(self) -> int:
+        return hash((self.run, self.template, frozenset(self.parameters)))
 
     def __getitem__(self, name: str) -> int:
         """The value of parameter `name`."""
@@ -48,11 +59,11 @@ class Choice:
             SchemeError: If a field is missing or of the wrong type.
         """
         try:
-            first, last = (int(end) for end in value["run"])
-            parameters = tuple((str(name), int(number)) for name, number in value["parameters"].items())
+            first, last = map(_whole_number, value["run"])
+            parameters = tuple((str(name), _whole_number(number)) for name, number in value["parameters"].items())
             return cls(Run(first, last), str(value["template"]), parameters)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SchemeError(f"not a choice: {value!r}") from error
+            raise SchemeError(f"not a choice: {_shortened(value)}") from error
 
 
 @dataclass(frozen=True)
@@ -73,10 +84,13 @@ class Scheme:
     def __post_init__(self) -> None:
         if self.execution not in EXECUTION_OPTIONS:
             raise SchemeError(f"execution must be one of {', '.join(EXECUTION_OPTIONS)}, not {self.execution!r}")
+        for choice in self.choices:
+            if not 0 <= choice.run.first <= choice.run.last < OPERATOR_COUNT:
+                raise SchemeError(f"segment {choice.run} must lie in operators 0 to {OPERATOR_COUNT - 1}, in order")
         expected = 0
         for choice in self.choices:
-            if choice.run.first != expected or choice.run.last < expected:
-                raise SchemeError(f"segment {choice.run} must begin at operator {expected} and not end before it")
+            if choice.run.first != expected:
+                raise SchemeError(f"segment {choice.run} must begin at operator {expected}: runs follow one another")
             expected = choice.run.last + 1
         if expected != OPERATOR_COUNT:
             raise SchemeError(f"a scheme covers operators 0 to {OPERATOR_COUNT - 1}; this one stops before {expected}")
@@ -105,6 +119,18 @@ class Scheme:
         if not isinstance(value, Mapping) or not isinstance(value.get("segments"), list):
             raise SchemeError('a scheme is a JSON object with "execution" and "segments"')
         return cls(tuple(Choice.from_json(item) for item in value["segments"]), str(value.get("execution", PLAIN)))
+
+
+def _whole_number(value: Any) -> int:
+    """`value`, which JSON must have given as a whole number."""
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
 
 
 def partitions(legal: frozenset[Run], first: int = 0) -> Iterator[tuple[Run, ...]]:

@@ -7,10 +7,11 @@ from typing import Any, Self
 
 from atoffer_rl.dtype import DType
 from atoffer_rl.errors import MaskError, WorkloadError
-from atoffer_rl.masks import Mask, parse_mask
+from atoffer_rl.masks import MAX_SEQ_LEN, Mask, parse_mask
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 MAX_INDEX = 2**31 - 1
+MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Workload:
         epsilon: Added to the variance in LayerNorm.
 
     Raises:
-        WorkloadError: If a number is not positive, or a name is unknown.
+        WorkloadError: If a number is not positive or is out of reach, or a name is unknown.
         MaskError: If the mask's name, parameters or file are wrong.
     """
 
@@ -56,13 +57,24 @@ class Workload:
             raise WorkloadError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
         if not isinstance(self.epsilon, float | int) or not 0.0 <= self.epsilon < 1.0:
             raise WorkloadError(f"epsilon must be a number from 0 to 1, not {self.epsilon!r}")
-        if max(self.rows * max(self.ffn_dim, 3 * self.width), self.score_count) > MAX_INDEX:
-            raise WorkloadError("a tensor of this workload has over 2**31 elements: reduce batch or seq_len")
+        self._check_sizes()
         object.__setattr__(self, "epsilon", float(self.epsilon))
         mask = parse_mask(self.mask, self.seq_len)
         if (squares := mask.batches(self.seq_len)) not in (1, self.batch):
             raise MaskError(f"{mask} holds {squares} masks, but batch is {self.batch}: it must hold 1 or {self.batch}")
         object.__setattr__(self, "mask", str(mask))
+
+    def _check_sizes(self) -> None:
+        """Refuse what no kernel could index, before anything of that size is made."""
+        if self.seq_len > MAX_SEQ_LEN:
+            raise WorkloadError(f"seq_len must be at most {MAX_SEQ_LEN}, not {self.seq_len}")
+        if self.layers > MAX_LAYERS:
+            raise WorkloadError(f"layers must be at most {MAX_LAYERS}, not {self.layers}")
+        widest = max(self.ffn_dim, 3 * self.width)
+        if self.width * widest > MAX_INDEX:
+            raise WorkloadError("a weight of this workload has over 2**31 elements: reduce heads, head_dim or ffn_dim")
+        if max(self.rows * widest, self.score_count) > MAX_INDEX:
+            raise WorkloadError("a tensor of this workload has over 2**31 elements: reduce batch or seq_len")
 
     @property
     def width(self) -> int:

@@ -65,4 +65,6 @@ def compile_kernel(program: KernelProgram, arch: str) -> bytes:
         return bytes(Program(program.source, "c++", options).compile("cubin").code)
     except Exception as error:  # cuda.core raises classes of its own for what the compiler refuses
         lines = [line for line in str(error).splitlines() if "error" in line] or [str(error).strip()[:300]]
+        if "--gpu-architecture" in lines[0]:
+            raise CompileError(f"the compiler knows no {arch!r}: name an arch such as sm_90a") from error
         raise CompileError(lines[0]) from error

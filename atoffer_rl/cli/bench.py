@@ -9,6 +9,7 @@ import typer
 from atoffer_rl.cli.options import workload_options
 from atoffer_rl.cli.output import print_line, print_table
 from atoffer_rl.cli.scheme_source import read_scheme
+from atoffer_rl.cli.search_job import MAX_BUDGET
 from atoffer_rl.errors import AtofferError, LogError
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
@@ -62,7 +63,7 @@ def encoder(
         Path | None, typer.Option(help="JSON file with our scheme; by default it is searched for, live.")
     ] = None,
     searcher: Annotated[str, typer.Option(help="Who searches where no scheme is given.")] = "ppo",
-    budget: Annotated[int, typer.Option(min=1, help="Units of that search.")] = 128,
+    budget: Annotated[int, typer.Option(min=1, max=MAX_BUDGET, help="Units of that search.")] = 128,
     replays: ReplaysOption = 30,
     store: StoreOption = None,
     json: RecordOption = None,

@@ -1,8 +1,11 @@
 """What a user sees when something goes wrong: one line on stderr, and an exit status."""
 
 import errno
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from io import StringIO
 
 import typer
 
@@ -19,21 +22,37 @@ def run_guarded(program: str, job: Callable[[], object]) -> int:
     Returns:
         0, the status that `job` returned, 1 for a failure, 2 for a wrong command line, 130 after Ctrl-C.
     """
+    # None where the caller closed it: nobody listens.
+    sys.stdout, sys.stderr = sys.stdout or StringIO(), sys.stderr or StringIO()
     try:
         status = job()
+        sys.stdout.flush()
     except AtofferError as error:
         return _complain(program, str(error), FAILURE)
     except _ClickException as error:
         return _complain_of_usage(program, error)
     except BrokenPipeError:
+        _drop_output()
         return FAILURE
+    except MemoryError:
+        return _complain(program, "not enough memory: reduce batch, seq_len or the budget", FAILURE)
     except OSError as error:
+        _drop_output()
         return _complain(program, os_error_sentence(error), FAILURE)
     except KeyboardInterrupt:
         status = INTERRUPTED
     if status == INTERRUPTED:
         return _complain(program, "interrupted; everything measured so far is kept", INTERRUPTED)
     return status if isinstance(status, int) else 0
+
+
+def _drop_output() -> None:
+    """Where what is left to print cannot be written, let it go, or the interpreter complains of it at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def os_error_sentence(error: OSError) -> str:

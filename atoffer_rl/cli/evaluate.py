@@ -19,7 +19,9 @@ def command(
     *,
     workload: Workload,
     policy: Annotated[str, typer.Option(help="Policy or checkpoint.zip; shipped for the one that ships.")] = "shipped",
-    budget: Annotated[int, typer.Option(min=0, help="Choices the policy may measure before its rollout.")] = 0,
+    budget: Annotated[
+        int, typer.Option(min=0, max=job.MAX_BUDGET, help="Choices the policy may measure before its rollout.")
+    ] = 0,
     measurer: job.MeasurerOption = "auto",
     standalone: job.StandaloneOption = False,
     seed: job.SeedOption = 0,

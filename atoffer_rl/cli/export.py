@@ -49,7 +49,7 @@ def command(
     space.check(chosen)
     trials = table.segments(workload) if table is not None else {}
     forward = table.forwards(workload).get(chosen) if table is not None else None
-    archs = tuple(arch or [device.arch])
+    archs = tuple(dict.fromkeys(arch or [device.arch]))
     write_export(Export(workload, chosen, device, archs, trials, forward), folder)
     if json:
         print_json({"folder": str(folder), "scheme": chosen.to_json(), "archs": list(archs)})

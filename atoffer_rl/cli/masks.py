@@ -9,7 +9,7 @@ from atoffer_rl.cli.options import JsonOption
 from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.errors import MaskError
 from atoffer_rl.mask_structure import BLOCK_SIZES, mask_structure
-from atoffer_rl.masks import MASK_NAMES, Mask, parse_mask
+from atoffer_rl.masks import MASK_NAMES, MAX_SEQ_LEN, Mask, parse_mask
 
 _KEEPS = {
     "dense": "every pair",
@@ -27,7 +27,7 @@ _EXAMPLES = {"document": "document:lengths=100/156", "file": "file:mask.npy"}
 
 def command(
     mask: Annotated[str | None, typer.Argument(help="A mask, such as sliding:window=64; none lists them all.")] = None,
-    seq_len: Annotated[int, typer.Option(help="Tokens in a sequence.", min=1, max=32768)] = 256,
+    seq_len: Annotated[int, typer.Option(help="Tokens in a sequence.", min=1, max=MAX_SEQ_LEN)] = 256,
     png: Annotated[Path | None, typer.Option(help="Write a picture of the mask here.")] = None,
     json: JsonOption = False,
 ) -> None:

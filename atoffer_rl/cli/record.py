@@ -1,6 +1,5 @@
 """`atoffer record`: measure a workload's complete table on the GPU at hand; go on where it was interrupted."""
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +8,7 @@ import typer
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line
 from atoffer_rl.errors import NotRecorded, WorkloadError
+from atoffer_rl.json_file import read_json
 from atoffer_rl.records import RECORDS_FOLDER, RecordedTable, describe
 from atoffer_rl.table_summary import SumCheck, check_sums
 from atoffer_rl.workload import Workload
@@ -79,10 +79,7 @@ def read_workloads(path: Path) -> list[Workload]:
     Raises:
         WorkloadError: If it cannot be read, or holds no list of workloads.
     """
-    try:
-        values = json_format.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise WorkloadError(f"cannot read workloads from {path}: {error}") from error
+    values = read_json(path, WorkloadError, "workloads")
     if not isinstance(values, list) or not values:
         raise WorkloadError(f"{path} must hold a JSON list of workloads")
     return [Workload.from_json(value) for value in values]

@@ -35,8 +35,11 @@ def command(
 
     job.check_export_folder(export)
     chosen = searcher_named(searcher)
-    folder = job.run_folder(log_folder, job.run_name(searcher, workload, seed))
-    with job.opened_measurer(measurer, workload, store, json) as opened, RunLog(folder) as log:
+    run_name = job.run_name(searcher, workload, seed)
+    with (
+        job.opened_measurer(measurer, workload, store, json) as opened,
+        RunLog(job.run_folder(log_folder, run_name)) as log,
+    ):
         session = job.new_session(workload, opened, (budget, seconds), standalone, seed, log)
         with job.watched(session, progress, json):
             result = job.searched(chosen, searcher, session)

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from atoffer_rl.cli.errors import INTERRUPTED
 from atoffer_rl.cli.output import print_json, print_line, print_table
-from atoffer_rl.errors import AtofferError, NotRecorded
+from atoffer_rl.errors import LogError, NotRecorded
 from atoffer_rl.records import describe
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
@@ -23,16 +24,19 @@ if TYPE_CHECKING:
 
 BUDGET_SHARE = 10
 """The default budget is the legal choices over this."""
+MAX_BUDGET = 10**9
+MAX_SEED = 2**32 - 1
 
 MeasurerOption = Annotated[str, typer.Option(help="Who measures: cuda (live), replay (recorded) or auto.")]
 BudgetOption = Annotated[
-    int | None, typer.Option(min=0, help="New choices to measure. [default: a tenth of the legal ones]")
+    int | None,
+    typer.Option(min=0, max=MAX_BUDGET, help="New choices to measure. [default: a tenth of the legal ones]"),
 ]
 StandaloneOption = Annotated[
     bool, typer.Option("--standalone", help="Only generated kernels, so that an export needs CuPy alone.")
 ]
 SecondsOption = Annotated[float | None, typer.Option(min=0, help="Measuring seconds to spend.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of everything random.")]
 LogFolderOption = Annotated[Path, typer.Option(help="The run gets a folder of its own in here.")]
 StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are kept between runs.")]
 ExportOption = Annotated[Path | None, typer.Option(help="Export the scheme found to this folder.")]
@@ -75,10 +79,19 @@ def new_session(
 
 
 def run_folder(parent: Path, name: str) -> Path:
-    """A folder of `parent` that is not there yet, called `name`, numbered if need be."""
-    number = 1
-    while (folder := parent / f"{name}-{number}").exists():
-        number += 1
+    """A new folder in `parent`, called `name` and numbered: two runs that start at once get two.
+
+    Raises:
+        LogError: If it cannot be made.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            with suppress(FileExistsError):
+                (folder := parent / f"{name}-{number}").mkdir()
+                break
+    except OSError as error:
+        raise LogError(f"cannot write {parent} ({error.strerror}): use another --log-folder") from error
     return folder
 
 
@@ -188,7 +201,9 @@ def check_export_folder(folder: Path | None) -> None:
     """Accept a folder that an export can be written to, before a long search.
 
     Raises:
-        AtofferError: If it is a file.
+        ExportError: If it holds something else, or cannot be written.
     """
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise AtofferError(f"--export {folder} is a file: name a folder")
+    from atoffer_rl.kernels.export.writer import check_folder
+
+    if folder is not None:
+        check_folder(folder)

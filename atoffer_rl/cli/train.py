@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoffer_rl.agents.hyperparameters import MAX_ENVS
 from atoffer_rl.cli import search_job as job
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.errors import PolicyError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from atoffer_rl.agents.session import Session
     from atoffer_rl.kernels.measurers.protocol import Measurer
 
+MAX_TIMESTEPS = 10**9
+
 
 @workload_options
 def command(
@@ -26,8 +29,10 @@ def command(
     budget: job.BudgetOption = None,
     seconds: job.SecondsOption = None,
     standalone: job.StandaloneOption = False,
-    timesteps: Annotated[int | None, typer.Option(min=0, help="Stop at this many steps at the latest.")] = None,
-    n_envs: Annotated[int | None, typer.Option(min=1, help="Environments that share the budget.")] = None,
+    timesteps: Annotated[
+        int | None, typer.Option(min=0, max=MAX_TIMESTEPS, help="Stop at this many steps at the latest.")
+    ] = None,
+    n_envs: Annotated[int | None, typer.Option(min=1, max=MAX_ENVS, help="Environments that share the budget.")] = None,
     seed: job.SeedOption = 0,
     policy: Annotated[
         str, typer.Option(help="Start from this policy or checkpoint; shipped, or random for random weights.")
@@ -56,8 +61,11 @@ def command(
         workload, seed = Workload.from_json(start.run["workload"]), int(start.run["seed"])
         standalone = bool(start.run["standalone"])
         measurer = str(start.run["measurer"]) if measurer == "auto" else measurer
-    folder = resume.parent if resume is not None else job.run_folder(log_folder, job.run_name("ppo", workload, seed))
-    with job.opened_measurer(measurer, workload, store, json) as opened, RunLog(folder) as log:
+    run_name = job.run_name("ppo", workload, seed)
+    with (
+        job.opened_measurer(measurer, workload, store, json) as opened,
+        RunLog(resume.parent if resume is not None else job.run_folder(log_folder, run_name)) as log,
+    ):
         session = _session(workload, opened, start, (budget, seconds), standalone, seed, log)
         with job.watched(session, progress, json):
             result = job.searched(PPOSearch(hyperparameters, start), "ppo", session)

@@ -4,7 +4,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +17,7 @@ from atoffer_rl import __version__
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import ExportError
 from atoffer_rl.kernels.cubin_cache import CubinCache
-from atoffer_rl.kernels.export.payload.runtime import BEST, FORMAT, MANIFEST, SAFE
+from atoffer_rl.kernels.export.payload.runtime import BEST, FORMAT, MANIFEST, SAFE, VERIFIED
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.registry import template_named
@@ -37,6 +38,7 @@ LIBRARY_MODULES = (
     "atoffer_rl.kernels.matmul_library",
 )
 TOLERANCE_RULE = "max|out - ref| <= 2 * (max|eager - ref| + eps * max|ref|), ref in float64"
+SCRATCH = ".export-"
 
 
 @dataclass(frozen=True)
@@ -72,19 +74,48 @@ def write_export(export: Export, folder: Path) -> Path:
         ExportError: If the folder holds something else, or cannot be written.
     """
     LegalSpace(export.workload, export.device).check(export.scheme)
-    if folder.exists() and not (folder / MANIFEST).exists() and (folder.is_file() or any(folder.iterdir())):
-        raise ExportError(f"{folder} exists and is not an export: choose another folder")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as scratch:
-            made = Path(scratch) / "export"
-            _Writer(export, made).write()
-            if folder.exists():
-                folder.rename(Path(scratch) / "replaced")
-            made.rename(folder)
-    except OSError as error:
-        raise ExportError(f"cannot write the export to {folder}: {error.strerror or error}") from error
+    check_folder(folder)
+    with _writing(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=SCRATCH) as scratch:
+        made = Path(scratch) / "export"
+        _Writer(export, made).write()
+        if folder.exists():
+            folder.rename(Path(scratch) / "replaced")
+        made.rename(folder)
     return folder
+
+
+def check_folder(folder: Path) -> None:
+    """Accept a folder that an export can be written to; the folder that it lies in is made.
+
+    Raises:
+        ExportError: If it holds something else, or cannot be written.
+    """
+    with _writing(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            _check_earlier(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=SCRATCH):
+            pass
+
+
+def _check_earlier(folder: Path) -> None:
+    """Accept an export that may be replaced, with nothing of the user's in it."""
+    try:
+        files = {MANIFEST, VERIFIED, *json.loads((folder / MANIFEST).read_text())["files"]}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ExportError(f"{folder} exists and is not an export: choose another folder") from error
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if str(path.relative_to(folder)) not in files and path.parent.name != "__pycache__":
+            raise ExportError(f"{path} is not of the export that lies there: move it, or choose another folder")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise ExportError(f"cannot write the export to {folder} ({reason}): choose another folder") from error
 
 
 class _Writer:

@@ -21,6 +21,10 @@ def test_changes_take_precedence_and_none_changes_nothing():
         ({"n_steps": "many"}, "n_steps must be a whole number"),
         ({"n_steps": 1.5}, "n_steps must be a whole number"),
         ({"learning_rate": -1.0}, "learning_rate must be a number"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a number"),
+        ({"n_envs": 0}, "n_envs must be a whole number from 1 to 64, not 0"),
+        ({"n_envs": 10**9}, "n_envs must be"),
+        ({"batch_size": 1}, "batch_size must be"),
         ({"colour": 1}, "colour unknown or missing"),
     ],
 )
@@ -31,9 +35,9 @@ def test_wrong_values_are_named(tmp_path, change, complaint):
         ppo_config(path=tmp_path / "own.yml")
 
 
-@pytest.mark.parametrize("content", ["", "a: [", "other: {}", None])
+@pytest.mark.parametrize("content", ["", "a: [", "other: {}", "\udcff", None])
 def test_unreadable_files_are_one_line(tmp_path, content):
     if content is not None:
-        (tmp_path / "own.yml").write_text(content)
+        (tmp_path / "own.yml").write_text(content, errors="surrogateescape")
     with pytest.raises(AtofferError, match="cannot read hyperparameters"):
         ppo_config(path=tmp_path / "own.yml")

@@ -2,7 +2,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from atoffer_rl.agents import random_search
-from atoffer_rl.agents.log import RunLog
+from atoffer_rl.agents.log import TRIALS_FILE, RunLog
 from atoffer_rl.errors import LogError
 
 
@@ -35,6 +35,23 @@ def test_an_unwritable_folder_is_one_line(tmp_path, place):
     with pytest.raises(LogError, match="use another --log-folder") as failure:
         RunLog(tmp_path / place)
     assert "\n" not in str(failure.value)
+
+
+def test_a_line_that_was_left_half_written_is_dropped(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.trial({"number": 1})
+    with (tmp_path / TRIALS_FILE).open("a") as lines:
+        lines.write('{"numb')
+    with RunLog(tmp_path) as log:
+        log.trial({"number": 2})
+    assert (tmp_path / TRIALS_FILE).read_text() == '{"number": 1}\n{"number": 2}\n'
+
+
+def test_one_run_writes_a_folder_at_a_time(tmp_path):
+    with RunLog(tmp_path), pytest.raises(LogError, match="another run is writing"):
+        RunLog(tmp_path)
+    with RunLog(tmp_path):
+        pass
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """A user's mistake is one line and a status, whatever raised it."""
 
 import errno
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -29,6 +31,7 @@ def raising(error):
         (typer.BadParameter("not a number"), 2, "x: Invalid value: not a number: see x --help\n"),
         (KeyboardInterrupt(), 130, "x: interrupted; everything measured so far is kept\n"),
         (BrokenPipeError(), 1, ""),
+        (MemoryError(), 1, "x: not enough memory"),
     ],
 )
 def test_one_line_and_a_status(capsys, error, status, line):
@@ -51,6 +54,19 @@ def test_every_error_of_the_package_is_covered(capsys):
 @pytest.mark.parametrize(("value", "status"), [(None, 0), (0, 0), (3, 3), ("text", 0)])
 def test_a_command_may_return_its_status(value, status):
     assert run_guarded("x", lambda: value) == status
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status"), [("| true", 1), (">&-", 0), (">&- 2>&-", 0), ("> /dev/full", 1), ("2>&-", 0)]
+)
+def test_output_that_nobody_takes_is_no_fault_of_ours(redirection, status):
+    program = "from atoffer_rl.cli.app import main; main()"
+    command = f"{sys.executable} -c '{program}' schemes {redirection}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.stderr.count("\n") <= 1
 
 
 def test_a_fault_of_ours_is_not_hidden():

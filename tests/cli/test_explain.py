@@ -6,6 +6,7 @@ import pytest
 
 from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.kernels.lowering import lower
+from atoffer_rl.scheme import Scheme
 from atoffer_rl.table_summary import oracle
 from atoffer_rl.workload import Workload
 from tests.synthetic import synthetic_table
@@ -56,16 +57,18 @@ def test_a_code_of_a_recorded_workload_has_latencies(atoffer, recorded):
 def test_a_file(atoffer, tmp_path):
     path = tmp_path / "scheme.json"
     scheme = lower(AtofferProgram.from_code(0), Workload(batch=3, seq_len=48))
-    for value in (scheme.to_json(), {"scheme": scheme.to_json(), "latency_us": 3}):
-        path.write_text(json.dumps(value))
+    manifest = {"schemes": {"best": {"scheme": scheme.to_json()}}}
+    for value in (scheme.to_json(), {"scheme": scheme.to_json(), "latency_us": 3}, manifest):
+        path.write_text(json.dumps(value, sort_keys=True), encoding="utf-8-sig")
         answer = json.loads(atoffer("explain", "--scheme", path, *NEVER_RECORDED, "--json").out)
-        assert answer["scheme"] == scheme.to_json()
+        assert Scheme.from_json(answer["scheme"]) == scheme
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
         ("[]", "a scheme is a JSON object"),
         ('{"segments": []}', "stops before 0"),
         ('{"segments": [{"run": [0, 14], "template": "magic", "parameters": {}}]}', "is not legal for this workload"),

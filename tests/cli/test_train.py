@@ -133,12 +133,17 @@ def test_ctrl_c_keeps_and_prints_the_best_so_far(atoffer, tmp_path, monkeypatch)
         (("eval", "--policy", "nowhere.zip"), "there is no policy nowhere.zip"),
         (("train", "--policy", "random", "--config", "nowhere.yml"), "cannot read hyperparameters"),
         (("train", "--policy", "random", "--log-folder", "file"), "use another --log-folder"),
-        (("train", "--policy", "random", "--export", "file"), "name a folder"),
+        (("train", "--policy", "random", "--export", "file"), "choose another folder"),
         (("train", "--policy", "file"), "damaged or not a checkpoint"),
         (("train", "--resume", "file"), "damaged or not a checkpoint"),
         (("search", "--searcher", "ants"), "unknown searcher"),
         (("search", "--log-folder", "file"), "use another --log-folder"),
         (("search", "--budget", "-1"), "--budget"),
+        (("search", "--budget", str(10**30)), "--budget"),
+        (("train", "--policy", "random", "--seed", str(2**32)), "--seed"),
+        (("train", "--policy", "random", "--n-envs", str(10**9)), "--n-envs"),
+        (("train", "--policy", "random", "--timesteps", str(10**30)), "--timesteps"),
+        (("search", "--log-folder", "file/below"), "use another --log-folder"),
     ],
 )
 def test_mistakes_are_one_line(atoffer, tmp_path, monkeypatch, words, complaint):

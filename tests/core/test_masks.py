@@ -1,5 +1,7 @@
 """Masks against their definitions, written as plain double loops."""
 
+import os
+import pickle
 import time
 from math import isqrt
 from pathlib import Path
@@ -134,13 +136,16 @@ def test_long_masks_are_quick(text):
         ("", "unknown mask ''"),
         ("strided:step=3", "no parameter 'step'; it takes: stride"),
         ("dense:window=3", "it takes: none"),
-        ("strided:stride=0", "stride must be a whole number of at least 1, not '0'"),
-        ("sliding:window", "window must be a whole number of at least 0, not ''"),
+        ("strided:stride=0", "stride must be a whole number from 1 to 2**31 - 1, not '0'"),
+        ("sliding:window", "window must be a whole number from 0 to 2**31 - 1, not ''"),
         ("sliding:window=2.5", "not '2.5'"),
+        ("sliding:window=1_6", "not '1_6'"),
+        ("sliding:window=" + "9" * 5000, "window must be a whole number"),
+        ("sliding:window=4,window=8", "gives a parameter twice"),
         ("bigbird:block=99999999999", "block must be a whole number"),
         ("document", "document:lengths=100/156"),
         ("document:lengths=8/7", "lengths add up to 15, but seq_len is 16"),
-        ("document:lengths=16/0", "at least 1"),
+        ("document:lengths=16/0", "from 1 to"),
         ("file", "file:mask.npy"),
         ("file:no/such.npy", "cannot read mask file 'no/such.npy': No such file"),
         (7, "mask must be text"),
@@ -195,6 +200,49 @@ def test_a_truncated_file_is_named(saved, tmp_path):
     (tmp_path / "mask.npy").write_bytes(content[:-30])
     with pytest.raises(MaskError, match="cannot read mask file"):
         parse_mask(text, 12)
+
+
+def _npy(header):
+    text = header.ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+_HEADER = "{'descr': '|b1', 'fortran_order': False, 'shape': SHAPE}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK\x03\x04 a damaged archive",
+        pickle.dumps([True]),
+        _npy("__import__('os').abort()"),
+        _npy(_HEADER.replace("SHAPE", "(1000000, 1000000)")),
+        _npy(_HEADER.replace("SHAPE", "(4294967296, 4294967296, 4294967296)")),
+        _npy(_HEADER.replace("SHAPE", "(-12, -12)")),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_array_is_not_read(tmp_path, content):
+    (tmp_path / "mask.npy").write_bytes(content)
+    with pytest.raises(MaskError, match="cannot read mask file"):
+        parse_mask(f"file:{tmp_path / 'mask.npy'}", 12)
+
+
+def test_what_is_no_file_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npy")
+    for path in (tmp_path, tmp_path / "pipe.npy"):
+        with pytest.raises(MaskError, match="is not a file"):
+            parse_mask(f"file:{path}", 12)
+
+
+def test_column_order_and_odd_bytes_are_the_same_mask(saved):
+    square = np.tri(12, dtype=bool)
+    plain = parse_mask(saved(square), 12)
+    columns = parse_mask(saved(np.asfortranarray(square), "columns.npy"), 12)
+    odd = parse_mask(saved((square.astype(np.uint8) * 7).view(bool), "odd.npy"), 12)
+    assert plain.identity == columns.identity == odd.identity
+    np.testing.assert_array_equal(odd.keep(12).view(np.uint8), square[None].view(np.uint8))
 
 
 def test_a_changed_file_is_another_mask(saved):

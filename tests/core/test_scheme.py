@@ -35,6 +35,32 @@ def test_keys_tell_schemes_apart(left, right):
     assert scheme_of(left).key != scheme_of(left, "gemm").key
 
 
+def test_the_order_of_parameters_does_not_count():
+    choice = Choice(Run(2, 6), "tile", (("warps", 4), ("chunk", 64)))
+    sorted_by_a_tool = Choice.from_json(json.loads(json.dumps(choice.to_json(), sort_keys=True)))
+    assert sorted_by_a_tool.parameters != choice.parameters
+    assert sorted_by_a_tool == choice
+    assert {sorted_by_a_tool: 1}[choice] == 1
+    assert choice != Choice(Run(2, 6), "tile", (("warps", 64), ("chunk", 4)))
+    assert choice != "tile"
+
+
+@pytest.mark.parametrize("value", [1.5, 4.0, True, "4", None, float("inf"), [4]])
+@pytest.mark.parametrize("place", ["run", "parameters"])
+def test_numbers_are_whole(place, value):
+    written = {"run": [0, 3], "template": "chain", "parameters": {"rows": 4}}
+    written |= {"run": [0, value]} if place == "run" else {"parameters": {"rows": value}}
+    with pytest.raises(SchemeError, match="not a choice") as failure:
+        Choice.from_json(written)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_long_mistake_is_not_quoted_whole():
+    with pytest.raises(SchemeError) as failure:
+        Choice.from_json({"run": "x" * 10_000})
+    assert len(str(failure.value)) < 300
+
+
 def test_words():
     choice = Choice(Run(2, 6), "rowwise", (("warps", 4),))
     assert str(choice) == "[2,6]:rowwise(warps=4)"

@@ -68,6 +68,11 @@ def test_sizes():
         ("epsilon", "small", "epsilon must be a number from 0 to 1"),
         ("mask", None, "mask must be text"),
         ("seq_len", 2**14, "reduce batch or seq_len"),
+        ("batch", 10**9, "reduce batch or seq_len"),
+        ("seq_len", 10**6, "seq_len must be at most 32768"),
+        ("ffn_dim", 2**30, "reduce heads, head_dim or ffn_dim"),
+        ("heads", 10**9, "reduce heads, head_dim or ffn_dim"),
+        ("layers", 10**30, "layers must be at most 10000"),
         ("colour", "red", "not a workload"),
     ],
 )

@@ -298,7 +298,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if manifest["format"] != FORMAT:
             raise ExportError(f"{folder / MANIFEST} has format {manifest['format']}; this runtime reads {FORMAT}")
         files = dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for field in ("workload", "tensors", "weights", "archs", "plan", "schemes"):
+            manifest[field]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{folder / MANIFEST} is missing or damaged: export again") from error
     for name, checksum in files.items():
         path = folder / name

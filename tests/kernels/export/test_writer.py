@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from atoffer_rl.device import H100
-from atoffer_rl.errors import ExportError, SchemeError
+from atoffer_rl.errors import CompileError, ExportError, SchemeError
 from atoffer_rl.kernels.export.payload import runtime
-from atoffer_rl.kernels.export.writer import Export, write_export
+from atoffer_rl.kernels.export.writer import Export, check_folder, write_export
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.run import Run
@@ -84,6 +84,41 @@ def test_an_earlier_export_is_replaced_and_nothing_else(folder: Path, tmp_path: 
         write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), tmp_path / "mine")
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"files": 3}', '{"files": []}'])
+def test_another_program_s_manifest_is_no_export(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    (tmp_path / "precious.txt").write_text("x")
+    with pytest.raises(ExportError, match="choose another folder"):
+        check_folder(tmp_path)
+    assert (tmp_path / "precious.txt").read_text() == "x"
+
+
+def test_what_a_user_put_into_an_export_is_kept(folder: Path) -> None:
+    check_folder(folder)
+    (folder / "verified.json").write_text("{}")
+    check_folder(folder)
+    (folder / "notes.txt").write_text("x")
+    try:
+        with pytest.raises(ExportError, match=r"notes\.txt is not of the export"):
+            check_folder(folder)
+    finally:
+        (folder / "notes.txt").unlink()
+        (folder / "verified.json").unlink()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/atoffer"])
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_made(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match="choose another folder"):
+        check_folder(tmp_path / place)
+
+
+def test_an_arch_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="no 'sm_1': name an arch such as sm_90a"):
+        write_export(Export(SMALL, fused(SMALL), H100, ("sm_1",), {}), tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
 def test_illegal_scheme_is_refused(tmp_path: Path) -> None:
     other = Workload(batch=2, seq_len=24, heads=2, head_dim=32, ffn_dim=64, layers=2, dtype="float32")
     with pytest.raises(SchemeError, match="not legal"):
@@ -97,9 +132,12 @@ def test_runtime_reads_what_is_whole_and_names_what_is_not(folder: Path, tmp_pat
     victim.write_bytes(victim.read_bytes()[:-1])
     with pytest.raises(runtime.ExportError, match=victim.name):
         runtime.read_manifest(copy)
-    (copy / "manifest.json").write_text("{")
-    with pytest.raises(runtime.ExportError, match="damaged"):
-        runtime.read_manifest(copy)
+    whole = json.loads((copy / "manifest.json").read_text())
+    lacking = {name: value for name, value in whole.items() if name != "schemes"} | {"files": {}}
+    for content in ("{", "[]", "[" * 100_000, "{}", json.dumps(lacking), json.dumps(whole | {"files": 3})):
+        (copy / "manifest.json").write_text(content)
+        with pytest.raises(runtime.ExportError, match="damaged"):
+            runtime.read_manifest(copy)
 
 
 def test_scheme_settled_by_verify_is_used(tmp_path: Path) -> None:
