@@ -78,7 +78,8 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise LogError(f"cannot write checkpoint {path}: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise LogError(f"cannot write checkpoint {path} ({reason}): make room, or use another --log-folder") from error
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -7,6 +7,7 @@ A table is a gzip file of JSON lines: the header, then one trial a line, with wh
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -19,7 +20,7 @@ from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.signature import signature
-from atoffer_rl.trial import PROTOCOL_VERSION, Machine, Status, Trial
+from atoffer_rl.trial import PROTOCOL_VERSION, Machine, Status, Trial, check_trial
 from atoffer_rl.workload import Workload
 
 RECORDS_FOLDER = Path(__file__).parent / "records"
@@ -206,7 +207,7 @@ def _unpack(row: Any, subjects: list[str], header: TableHeader) -> Trial:
     subject, asked, execution, status, latency, samples, seconds, errors, source_hash, *rest = row
     reason, detail = rest or ("", {})
     forward = isinstance(asked, list)
-    return Trial(
+    trial = Trial(
         subject=subjects[subject],
         choice=None if forward else _interned_choice(asked),
         scheme=Scheme(tuple(_interned_choice(text) for text in asked), execution) if forward else None,
@@ -226,6 +227,8 @@ def _unpack(row: Any, subjects: list[str], header: TableHeader) -> Trial:
         detail=detail,
         taken=header.anchors[0].taken if header.anchors else "",
     )
+    check_trial(trial)
+    return trial
 
 
 _interned_choice = lru_cache(maxsize=None)(parse_choice)
@@ -245,8 +248,10 @@ def load_table(path: Path) -> RecordedTable:
             trials = tuple(_unpack(json.loads(line), subjects, header) for line in file)
     except OSError as error:
         raise StoreError(f"cannot read table {path}: {error}") from error
-    except (ValueError, TypeError, LookupError, EOFError, StopIteration, AtofferError) as error:
-        raise StoreError(f"table {path} is damaged: {error or 'it is empty'}") from error
+    except StopIteration as error:
+        raise StoreError(f"table {path} is empty: install it again, or record it again") from error
+    except (ValueError, TypeError, LookupError, EOFError, RecursionError, zlib.error, AtofferError) as error:
+        raise StoreError(f"table {path} is damaged ({error}): install it again, or record it again") from error
     return RecordedTable(header, trials)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from atoffer_rl.errors import StoreError
+from atoffer_rl.errors import AtofferError, StoreError
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.trial import PROTOCOL_VERSION, Machine, Request, Trial, request_key
 
@@ -154,8 +154,8 @@ class Store:
     def _trial(self, text: str) -> Trial:
         try:
             return Trial.from_json(json.loads(text))
-        except ValueError as error:
-            raise StoreError(f"store {self.path} is damaged: {error}; move it away, or import an export") from error
+        except (ValueError, RecursionError, AtofferError) as error:
+            raise StoreError(f"store {self.path} is damaged ({error}): move it away, or import an export") from error
 
     def save_table(self, table: str, header: dict[str, Any]) -> None:
         """Keep the header of a table that is being recorded, in place of an earlier one.
@@ -235,7 +235,7 @@ def read_jsonl(path: str | Path) -> Iterator[Trial]:
 def _checked(path: str | Path, number: int, line: str) -> Trial:
     try:
         trial = Trial.from_json(json.loads(line))
-    except (ValueError, StoreError) as error:
+    except (ValueError, RecursionError, AtofferError) as error:
         raise StoreError(f"{path}, line {number}: {error}") from error
     if trial.protocol != PROTOCOL_VERSION:
         raise StoreError(f"{path}, line {number}: protocol {trial.protocol}, not {PROTOCOL_VERSION}")

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from math import inf
 from typing import Any, Self, TypeAlias
 
 from atoffer_rl.errors import StoreError
@@ -180,7 +181,7 @@ class Trial:
             StoreError: If it is not a trial.
         """
         try:
-            return cls(
+            trial = cls(
                 **value
                 | {
                     "choice": Choice.from_json(value["choice"]) if value["choice"] else None,
@@ -192,6 +193,20 @@ class Trial:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"not a trial: {error}") from error
+        check_trial(trial)
+        return trial
+
+
+def check_trial(trial: Trial) -> None:
+    """Accept a trial that has a latency if and only if it is ok: on disk anything may stand.
+
+    Raises:
+        StoreError: If that is not so.
+    """
+    latency_us = trial.latency_us
+    measured = isinstance(latency_us, int | float) and 0 <= latency_us < inf
+    if measured != trial.ok or not (measured or latency_us is None):
+        raise StoreError(f"a trial with status {trial.status.value} cannot have the latency {latency_us!r}")
 
 
 def request_key(request: Request) -> Answers:

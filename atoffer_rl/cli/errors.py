@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from io import StringIO
@@ -24,6 +25,7 @@ def run_guarded(program: str, job: Callable[[], object]) -> int:
     """
     # None where the caller closed it: nobody listens.
     sys.stdout, sys.stderr = sys.stdout or StringIO(), sys.stderr or StringIO()
+    threading.excepthook = _thread_failed
     try:
         status = job()
         sys.stdout.flush()
@@ -44,6 +46,12 @@ def run_guarded(program: str, job: Callable[[], object]) -> int:
     if status == INTERRUPTED:
         return _complain(program, "interrupted; everything measured so far is kept", INTERRUPTED)
     return status if isinstance(status, int) else 0
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """What a thread could not write, its owner tells (TensorBoard's writer raises in both); all else is a fault."""
+    if not issubclass(failure.exc_type, OSError):
+        threading.__excepthook__(failure)
 
 
 def _drop_output() -> None:

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from atoffer_rl.cli.json_file import read_json
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line
 from atoffer_rl.errors import NotRecorded, WorkloadError
-from atoffer_rl.json_file import read_json
 from atoffer_rl.records import RECORDS_FOLDER, RecordedTable, describe
 from atoffer_rl.table_summary import SumCheck, check_sums
 from atoffer_rl.workload import Workload

@@ -9,7 +9,7 @@ import typer
 from atoffer_rl.cli.options import JsonOption
 from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.cli.record import sentence, summary
-from atoffer_rl.errors import NotRecorded
+from atoffer_rl.errors import NotRecorded, StoreError
 from atoffer_rl.records import RECORDS_FOLDER, describe, load_table, table_paths
 from atoffer_rl.store import Store
 from atoffer_rl.table_summary import check_sums
@@ -28,7 +28,7 @@ def list_command(*, store: StoreOption = None, folder: FolderOption = RECORDS_FO
     Example: atoffer records list
     """
     rows = []
-    for path in table_paths(folder):
+    for path in _tables(folder):
         table = load_table(path)
         for workload in table.header.workloads:
             segments = table.segments(workload)
@@ -50,6 +50,12 @@ def list_command(*, store: StoreOption = None, folder: FolderOption = RECORDS_FO
     columns = ["file", "table", "device", "workload", "choices", "failed", "forwards"]
     print_table(columns, [[row[column] for column in columns] for row in rows])
     print_line(f"store {_store_path(store)}: {', '.join(f'{n} {what}' for what, n in counts.items()) or 'empty'}")
+
+
+def _tables(folder: Path) -> tuple[Path, ...]:
+    if not folder.is_dir():
+        raise StoreError(f"there is no folder {folder}: name one that holds recorded tables")
+    return table_paths(folder)
 
 
 def _store_path(path: Path | None) -> Path:
@@ -74,7 +80,7 @@ def check_command(*, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = F
     from atoffer_rl.kernels.stale import stale_choices
 
     report = []
-    for path in table_paths(folder):
+    for path in _tables(folder):
         table = load_table(path)
         for workload in table.header.workloads:
             stale = stale_choices(table, workload)

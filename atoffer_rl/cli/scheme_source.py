@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from atoffer_rl.cli.json_file import read_json
 from atoffer_rl.errors import NotRecorded, SchemeError
-from atoffer_rl.json_file import read_json
 from atoffer_rl.records import RecordedTable, describe, table_for
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload

@@ -1,6 +1,8 @@
 """Recorded tables: files, coverage, oracle and sums."""
 
 import gzip
+import json
+import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -116,6 +118,32 @@ def test_a_damaged_table(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(StoreError) as error:
         load_table(path)
     assert "\n" not in str(error.value)
+
+
+def test_damaged_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    save_table(toy_table(), path)
+    header, first, *_ = gzip.decompress(path.read_bytes()).decode().splitlines()
+    row = json.loads(first)
+    assert row[3] == "ok"
+    changes = ((1, "x"), (1, 3), (3, "fine"), (3, "crashed"), (4, "fast"), (4, -1.0), (4, None), (4, math.nan), (6, []))
+    damaged = [json.dumps([*row[:place], value, *row[place + 1 :]]) for place, value in changes]
+    for line in (*damaged, "[" * 100_000, "", "{}", "[1, 2]"):
+        path.write_bytes(gzip.compress(f"{header}\n{line}\n".encode()))
+        with pytest.raises(StoreError, match="record it again") as error:
+            load_table(path)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", [0, 12, 200])
+def test_a_table_with_altered_bytes(tmp_path: Path, place: int) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    save_table(toy_table(), path)
+    content = bytearray(path.read_bytes())
+    content[place : place + 40] = bytes(40)
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="table"):
+        load_table(path)
 
 
 def test_a_truncated_table(tmp_path: Path) -> None:

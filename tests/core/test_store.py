@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,6 +202,7 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
+from contextlib import closing
 from tests.core.test_store import segment_trial
 from atoffer_rl.store import Store
 store = Store(sys.argv[1])
@@ -224,3 +226,23 @@ def test_a_killed_writer_loses_nothing_that_was_committed(tmp_path: Path) -> Non
     with Store(tmp_path / "store.db") as store:
         found = [trial.latency_us for trial in store.trials()]
     assert found[: last + 1] == [float(index) for index in range(last + 1)]
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "{}", "[]", "null", '{"choice": 3, "scheme": null}', "[" * 100_000, "status", "latency"]
+)
+def test_rows_that_are_no_trials(tmp_path: Path, text: str) -> None:
+    if text in ("status", "latency"):
+        text = json.dumps(segment_trial().to_json() | {"status": "crashed", f"{text}_us": 1.0})
+    path, lines = tmp_path / "store.db", tmp_path / "trials.jsonl"
+    Store(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO trials (key, kind, status, trial) VALUES ('', 'segment', 'ok', ?)", (text,))
+    lines.write_text(text + "\n")
+    with Store(path) as store:
+        with pytest.raises(StoreError, match="damaged") as error:
+            list(store.trials())
+        assert "\n" not in str(error.value)
+        with pytest.raises(StoreError, match="line 1") as error:
+            store.import_jsonl(lines)
+        assert "\n" not in str(error.value)
