@@ -168,6 +168,19 @@ struct Store {
     }
 };
 
+// A sum that carries what its roundings lost (Kahan): wide rows stay within float32's error budget.
+struct CompensatedSum {
+    float total = 0.0f;
+    float lost = 0.0f;
+
+    __device__ __forceinline__ void add(float value) {
+        const float corrected = value - lost;
+        const float next = total + corrected;
+        lost = (next - total) - corrected;
+        total = next;
+    }
+};
+
 // Mean first, then the mean square of the differences from it: no cancellation.
 template <class Element>
 struct LayerNorm {
@@ -178,18 +191,23 @@ struct LayerNorm {
     template <class S, class Row>
     __device__ __forceinline__ void finish(Row& row) const {
         constexpr int V = S::vector;
-        float sum = 0.0f;
+        CompensatedSum sum;
         row.each([&](float (&values)[S::vector], int) {
+            float part = values[0];
 #pragma unroll
-            for (int i = 0; i < V; ++i) sum += values[i];
+            for (int i = 1; i < V; ++i) part += values[i];
+            sum.add(part);
         });
-        const float mean = reduce_team<S, Sum>(sum) / S::columns;
-        float squares = 0.0f;
+        const float mean = reduce_team<S, Sum>(sum.total) / S::columns;
+        CompensatedSum squares;
         row.each([&](float (&values)[S::vector], int) {
+            float part = 0.0f;
 #pragma unroll
-            for (int i = 0; i < V; ++i) squares += (values[i] - mean) * (values[i] - mean);
+            for (int i = 0; i < V; ++i) part = fmaf(values[i] - mean, values[i] - mean, part);
+            squares.add(part);
         });
-        const float scale = 1.0f / sqrtf(reduce_team<S, Sum>(squares) / S::columns + epsilon);  // rsqrtf is off by 2 ulp
+        const float variance = reduce_team<S, Sum>(squares.total) / S::columns;
+        const float scale = 1.0f / sqrtf(variance + epsilon);  // rsqrtf is off by 2 ulp
         row.each([&](float (&values)[S::vector], int column) {
             float factor[V], offset[V], result[V];
             load_floats<Element, V>(factor, gamma + column);
