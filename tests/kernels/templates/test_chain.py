@@ -11,7 +11,7 @@ from atoffer_rl.operators import reads_mask, run_activations, run_results, run_w
 from atoffer_rl.run import Run
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
-from tests.kernels.templates.checks import assert_right
+from tests.kernels.templates.checks import assert_all_right, assert_right
 
 DTYPES = ("float16", "bfloat16", "float32")
 RUNS = sorted(TEMPLATE.runs)
@@ -116,8 +116,8 @@ def test_compiles(run, arch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("run", RUNS, ids=str)
 def test_every_choice_is_right(run):
-    for choice in template_choices("chain", Workload(batch=3, seq_len=128), run):
-        assert_right(Workload(batch=3, seq_len=128), choice)
+    workload = Workload(batch=3, seq_len=128)
+    assert_all_right([(workload, choice) for choice in template_choices("chain", workload, run)])
 
 
 @pytest.mark.gpu
@@ -125,10 +125,8 @@ def test_every_choice_is_right(run):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_shape_is_right(shape, dtype):
     workload = small(shape, dtype)
-    for run in RUNS:
-        choices = template_choices("chain", workload, run)
-        for choice in {choices[0], choices[-1]}:
-            assert_right(workload, choice)
+    offered = [template_choices("chain", workload, run) for run in RUNS]
+    assert_all_right([(workload, choice) for choices in offered for choice in {choices[0], choices[-1]}])
 
 
 @pytest.mark.gpu
@@ -146,5 +144,4 @@ def test_masks_that_differ_in_a_batch_and_rows_that_keep_nothing(run, tmp_path):
     keep[1, 7] = False
     np.save(tmp_path / "mask.npy", keep)
     workload = Workload(batch=2, seq_len=45, heads=3, head_dim=32, mask=f"file:{tmp_path / 'mask.npy'}")
-    for choice in template_choices("chain", workload, run):
-        assert_right(workload, choice)
+    assert_all_right([(workload, choice) for choice in template_choices("chain", workload, run)])

@@ -11,7 +11,7 @@ from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
-from tests.kernels.templates.checks import assert_right
+from tests.kernels.templates.checks import assert_all_right
 
 BERT = Workload(mask="dense")
 AMPERE = replace(H100, arch="sm_80")
@@ -19,7 +19,6 @@ DEVICES = {"sm_80": AMPERE, "sm_90a": H100}
 DTYPES = ("float16", "bfloat16", "float32")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 SORTED_RUNS = sorted(RUNS)
-EVERY = 6  # compiling takes a while: each run verifies a sixth of the candidates, and together all of them
 ODD_SHAPES = {
     "one": {"batch": 1, "seq_len": 1, "heads": 1, "head_dim": 1, "ffn_dim": 1},
     "odd": {"batch": 3, "seq_len": 7, "heads": 3, "head_dim": 7, "ffn_dim": 45},
@@ -150,17 +149,16 @@ def test_compiles_for_every_shape(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gemm_on_gpu(shape, dtype):
     """Every candidate is verified for each shape and format, in one run or another."""
+    pairs = []
     for number, run in enumerate(SORTED_RUNS):
         activation = ACTIVATIONS[number % len(ACTIVATIONS)]
         workload = Workload(**ODD_SHAPES[shape], dtype=dtype, activation=activation, mask="dense")
-        for choice in template_choices("gemm", workload, run)[number :: len(RUNS)]:
-            assert_right(workload, choice)
+        pairs += [(workload, choice) for choice in template_choices("gemm", workload, run)[number :: len(RUNS)]]
+    assert_all_right(pairs)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("run", SORTED_RUNS, ids=str)
 def test_candidates_of_bert_on_gpu(run):
     workload = Workload(batch=2, seq_len=100)
-    choices = template_choices("gemm", workload, run)
-    for choice in choices[SORTED_RUNS.index(run) % EVERY :: EVERY]:
-        assert_right(workload, choice)
+    assert_all_right([(workload, choice) for choice in template_choices("gemm", workload, run)])

@@ -10,7 +10,7 @@ from atoffer_rl.kernels.templates.rowwise import MASK_COLUMNS, MASK_STARTS, TEMP
 from atoffer_rl.operators import reads_mask, run_activations, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
-from tests.kernels.templates.checks import assert_right
+from tests.kernels.templates.checks import assert_all_right, assert_right
 
 DTYPES = ("float16", "bfloat16", "float32")
 RUNS = sorted(TEMPLATE.runs)
@@ -145,8 +145,7 @@ def test_compiles(run, arch):
 @pytest.mark.parametrize("run", [Run(1, 3), Run(1, 6), Run(2, 4), Run(3, 5), Run(5, 6)], ids=str)
 def test_every_choice_is_right(run):
     workload = Workload(batch=2, seq_len=100, heads=3)
-    for choice in template_choices("rowwise", workload, run):
-        assert_right(workload, choice)
+    assert_all_right([(workload, choice) for choice in template_choices("rowwise", workload, run)])
 
 
 @pytest.mark.gpu
@@ -154,8 +153,7 @@ def test_every_choice_is_right(run):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_run_is_right_for_every_shape(shape, dtype):
     workload = Workload(**SHAPES[shape], dtype=dtype)
-    for run in RUNS:
-        assert_right(workload, default(workload, run))
+    assert_all_right([(workload, default(workload, run)) for run in RUNS])
 
 
 @pytest.mark.gpu
@@ -163,8 +161,8 @@ def test_every_run_is_right_for_every_shape(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masks_are_right(mask, dtype):
     workload = Workload(batch=2, seq_len=77, heads=2, dtype=dtype, mask=mask)
-    for run in (Run(1, 4), Run(2, 3), Run(2, 6), Run(3, 6)):
-        assert_right(workload, template_choices("rowwise", workload, run)[-1])
+    runs = (Run(1, 4), Run(2, 3), Run(2, 6), Run(3, 6))
+    assert_all_right([(workload, template_choices("rowwise", workload, run)[-1]) for run in runs])
 
 
 @pytest.mark.gpu

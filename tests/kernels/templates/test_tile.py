@@ -17,7 +17,7 @@ from atoffer_rl.kernels.templates.tile import PLAN_NAMES, TEMPLATE, kept_values,
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
-from tests.kernels.templates.checks import assert_right
+from tests.kernels.templates.checks import assert_all_right, assert_right
 
 RUNS = [Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)]
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a"]
@@ -230,8 +230,7 @@ def test_device_code_refuses_what_it_cannot_do():
 @pytest.mark.parametrize("run", RUNS)
 def test_every_choice_on_gpu(run, dtype):
     workload = Workload(batch=2, seq_len=200, heads=4, head_dim=64, dtype=dtype)
-    for choice in template_choices("tile", workload, run):
-        assert_right(workload, choice)
+    assert_all_right([(workload, choice) for choice in template_choices("tile", workload, run)])
 
 
 @pytest.mark.gpu
@@ -240,8 +239,8 @@ def test_every_choice_on_gpu(run, dtype):
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_on_gpu(mask, seq_len, head_dim):
     workload = Workload(batch=2, seq_len=seq_len, heads=3, head_dim=head_dim, mask=mask)
-    for run, values in [(Run(1, 6), {}), (Run(2, 5), {"tile_rows": 32, "chunk": 64, "warps": 4})]:
-        assert_right(workload, choice_of(run, **values))
+    cases = [(Run(1, 6), {}), (Run(2, 5), {"tile_rows": 32, "chunk": 64, "warps": 4})]
+    assert_all_right([(workload, choice_of(run, **values)) for run, values in cases])
 
 
 @pytest.mark.gpu
