@@ -8,6 +8,7 @@ import io
 import json
 import pickle
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoffer_rl.agents.hyperparameters import MAX_HIDDEN
 from atoffer_rl.envs.space_hash import check_space_hash
 from atoffer_rl.errors import LogError, PolicyError
 
 FORMAT = "atoffer-policy-1"
 SHIPPED_POLICY = Path(__file__).parent / "policies" / "shipped.zip"
+MAX_BYTES = 2**28
+"""A policy takes a few hundred kilobytes; what claims more is not unpacked."""
+_OF_DAMAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+    zlib.error,
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    pickle.UnpicklingError,
+)
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time stamp of every member: same weights, same bytes."""
 
@@ -90,13 +105,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     try:
         with zipfile.ZipFile(path) as file:
+            if sum(member.file_size for member in file.infolist()) > MAX_BYTES:
+                raise PolicyError(f"{path} unpacks to more than a policy takes: use another")
             about = json.loads(file.read("about.json"))
             tensors = torch.load(io.BytesIO(file.read("tensors.pt")), map_location="cpu", weights_only=True)
         if about["format"] != FORMAT:
             raise PolicyError(f"{path} is of format {about['format']}, this version reads {FORMAT}: train it again")
         checkpoint = Checkpoint(
-            weights=tensors["weights"],
-            hidden=int(about["hidden"]),
+            weights=_weights(tensors["weights"]),
+            hidden=_width(about["hidden"]),
             space=str(about["space"]),
             run=dict(about["run"]),
             optimizer=tensors.get("optimizer", {}),
@@ -104,12 +121,23 @@ def load_checkpoint(path: Path) -> Checkpoint:
         )
     except FileNotFoundError as error:
         raise PolicyError(f"there is no policy {path}: give the path of a checkpoint.zip") from error
-    except (OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, NotImplementedError) as error:
-        raise PolicyError(f"{path} is damaged or not a checkpoint: use another, or train it again") from error
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, pickle.UnpicklingError) as error:
+    except (OSError, EOFError, ArithmeticError, *_OF_DAMAGE) as error:
         raise PolicyError(f"{path} is damaged or not a checkpoint: use another, or train it again") from error
     check_space_hash(checkpoint.space)
     return checkpoint
+
+
+def _weights(value: Any) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = dict(value)
+    if not all(tensor.is_floating_point() and bool(tensor.isfinite().all()) for tensor in weights.values()):
+        raise ValueError("weights are finite numbers")
+    return weights
+
+
+def _width(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_HIDDEN:
+        raise ValueError(f"hidden layers cannot have {value!r} units")
+    return value
 
 
 def _add(file: zipfile.ZipFile, name: str, content: bytes) -> None:

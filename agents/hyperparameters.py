@@ -13,12 +13,14 @@ CONFIG_FOLDER = Path(__file__).parent / "config"
 SECTION = "atoffer/FusionScheme-v0"
 LARGEST = 10**9
 MAX_ENVS = 64
+MAX_HIDDEN = 4096
+MAX_SEED = 2**32 - 1
 _BOUNDS = {
     "n_envs": (1, MAX_ENVS),
     "n_steps": (2, 10**6),
     "batch_size": (2, 10**6),
     "n_epochs": (1, 10**4),
-    "hidden": (1, 4096),
+    "hidden": (1, MAX_HIDDEN),
     "learning_rate": (1e-9, 1.0),
     "gae_lambda": (0.0, 1.0),
     "clip_range": (1e-6, 1.0),

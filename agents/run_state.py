@@ -6,15 +6,18 @@ import torch
 from sb3_contrib import MaskablePPO
 
 from atoffer_rl.agents.checkpoint import Checkpoint
-from atoffer_rl.agents.hyperparameters import PPOConfig
+from atoffer_rl.agents.hyperparameters import MAX_SEED, PPOConfig, ppo_config
 from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.session import Session
 from atoffer_rl.envs.space_hash import space_hash
-from atoffer_rl.errors import PolicyError, SchemeError
+from atoffer_rl.errors import AtofferError, PolicyError, SchemeError
 from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.measurers.open import MEASURERS
 from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
+
+INCOMPLETE = "the checkpoint's run is incomplete: start a new one"
 
 
 def checkpoint_of(model: MaskablePPO, session: Session, config: PPOConfig) -> Checkpoint:
@@ -52,11 +55,43 @@ def restore_model(model: MaskablePPO, checkpoint: Checkpoint) -> None:
         model.policy.load_state_dict(checkpoint.weights)
         if checkpoint.resumable:
             model.policy.optimizer.load_state_dict(dict(checkpoint.optimizer))
+            _check_optimizer(model.policy.optimizer)
             model.num_timesteps, model._n_updates = int(checkpoint.run["timesteps"]), int(checkpoint.run["updates"])
-    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+        if checkpoint.random_state is not None:
+            torch.set_rng_state(checkpoint.random_state)
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise PolicyError("the policy's weights do not fit its description: use another, or train it again") from error
-    if checkpoint.random_state is not None:
-        torch.set_rng_state(checkpoint.random_state)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    for parameter, state in optimizer.state.items():
+        for value in state.values():
+            if value.dim() and value.shape != parameter.shape:
+                raise ValueError("the optimizer's state is of another network")
+
+
+def check_run(checkpoint: Checkpoint) -> None:
+    """Accept a resumable checkpoint whose run can go on.
+
+    Raises:
+        PolicyError: If a part of its run is missing, or is none that a run has.
+    """
+    run = checkpoint.run
+    try:
+        Workload.from_json(run["workload"])
+        ppo_config(dict(run["config"]))
+        whole = [run["timesteps"], run["updates"], run["seed"], *([run["units"]] if run["units"] is not None else [])]
+        right = [type(number) is int and 0 <= number <= MAX_SEED for number in whole]
+        right += [run["seconds"] is None or run["seconds"] >= 0.0, type(run["standalone"]) is bool]
+        right += [run["measurer"] in MEASURERS]
+        for item in run["choices"]:
+            Choice.from_json(item)
+    except AtofferError as error:
+        raise PolicyError(f"the checkpoint's run cannot go on: {error}") from error
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise PolicyError(INCOMPLETE) from error
+    if not all(right):
+        raise PolicyError(INCOMPLETE)
 
 
 def resumed_session(
@@ -91,7 +126,7 @@ def resumed_session(
         seconds = run["seconds"] if seconds is None else seconds
         standalone = bool(run["standalone"])
     except (KeyError, TypeError, ValueError, SchemeError) as error:
-        raise PolicyError("the checkpoint's run is incomplete: start a new one") from error
+        raise PolicyError(INCOMPLETE) from error
     ledger = Ledger(workload, measurer, units, seconds, standalone)
     if any(choice not in ledger.space for choice in charged):
         raise PolicyError("the checkpoint's run measured choices that are not legal now: start a new run")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from math import isinf, log2
+from operator import index as operator_index
 from typing import Any
 
 import gymnasium
@@ -186,7 +187,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
     ```
 
     Args:
-        workload: What schemes are built for, at first.
+        workload: What schemes are built for, at first; a `Workload` or its JSON object.
         measurer: Who measures workloads that come without a ledger.
         ledger: Measures one workload under its own budget.
         ledgers: More of them, one a workload; episodes draw from all.
@@ -194,7 +195,8 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         seconds: Budget in measuring seconds of each ledger that the environment opens; None means no limit.
 
     Raises:
-        WorkloadError: If there is neither a ledger nor a workload with a measurer.
+        WorkloadError: If there is neither a ledger nor a workload with a measurer, or one of them is something else.
+        AtofferError: If a budget is no number from 0 on.
 
     ## Version History
 
@@ -203,7 +205,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
 
     def __init__(
         self,
-        workload: Workload | None = None,
+        workload: Workload | Mapping[str, Any] | None = None,
         measurer: Measurer | None = None,
         ledger: Ledger | None = None,
         ledgers: Iterable[Ledger] = (),
@@ -211,10 +213,11 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         seconds: float | None = None,
     ) -> None:
         self._measurer, self._units, self._seconds = measurer, units, seconds
-        self._ledgers = {item.workload: item for item in ([ledger] if ledger is not None else []) + list(ledgers)}
+        given = [_checked_ledger(item) for item in ([ledger] if ledger is not None else []) + list(ledgers)]
+        self._ledgers = {item.workload: item for item in given}
         self._views: dict[Workload, Progress] = {}
         if workload is not None:
-            self._open(workload)
+            self._open(_checked_workload(workload))
         if not self._ledgers:
             raise WorkloadError("an environment needs a workload and a measurer, or a ledger")
         self.observation_space = spaces.Box(OBSERVATION_LOW, OBSERVATION_HIGH, dtype=np.float32)
@@ -264,10 +267,18 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         return self._observe(), {"workload": self.workload}
 
     def step(self, action: np.int64 | int) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
-        """Take option `action` of the present decision."""
-        index = int(action)
+        """Take option `action` of the present decision.
+
+        Raises:
+            ResetNeeded: If no episode is under way.
+            InvalidAction: If `action` is no whole number.
+        """
         if self._done:
-            raise gymnasium.error.ResetNeeded("the scheme is complete: call reset() before step()")
+            raise gymnasium.error.ResetNeeded("no episode is under way: call reset() before step()")
+        try:
+            index = operator_index(action)
+        except TypeError as error:
+            raise gymnasium.error.InvalidAction(f"an action is a whole number, not {action!r}") from error
         if not 0 <= index < OPTION_COUNT or not self._mask[index]:
             return self._fail({"action": f"illegal option {index}", "illegal": True})
         decision = self._decision
@@ -281,24 +292,28 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         return self._close_segment(target, info)
 
     def close(self) -> None:
-        """Give back what the present episode reserved."""
+        """End the present episode and give back what it reserved."""
         self._release()
+        self._done = True
 
     def _open(self, workload: Workload) -> Ledger:
         if workload not in self._ledgers:
             if self._measurer is None:
-                raise WorkloadError(f"this environment has no measurer to open {workload.key} with")
+                raise WorkloadError(f"this environment has no measurer to open {workload.key} with: give it one")
+            if isinstance(self._measurer, str):
+                raise WorkloadError(f"measurer must be what open_measurer gives, not the name {self._measurer!r}")
             self._ledgers[workload] = Ledger(workload, self._measurer, self._units, self._seconds)
         return self._ledgers[workload]
 
     def _pick(self, options: Mapping[str, Any]) -> Ledger:
+        if unknown := [name for name in options if name not in ("workload", "ledger")]:
+            raise WorkloadError(f"reset takes the options workload and ledger, not {unknown[0]!r}")
         if "ledger" in options:
-            ledger: Ledger = options["ledger"]
+            ledger = _checked_ledger(options["ledger"])
             self._ledgers = {ledger.workload: ledger}
             return ledger
         if "workload" in options:
-            asked = options["workload"]
-            return self._open(asked if isinstance(asked, Workload) else Workload.from_json(asked))
+            return self._open(_checked_workload(options["workload"]))
         ledgers = list(self._ledgers.values())
         return ledgers[int(self.np_random.integers(len(ledgers)))] if len(ledgers) > 1 else ledgers[0]
 
@@ -394,6 +409,16 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
     @property
     def _position(self) -> int:
         return self._choices[-1].run.last + 1 if self._choices else 0
+
+
+def _checked_ledger(value: Any) -> Ledger:
+    if not isinstance(value, Ledger):
+        raise WorkloadError(f"a ledger is needed, not {value!r}")
+    return value
+
+
+def _checked_workload(value: Any) -> Workload:
+    return value if isinstance(value, Workload) else Workload.from_json(value)
 
 
 def _budget_fields(ledger: Ledger) -> list[float]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from math import inf
 
-from atoffer_rl.errors import BudgetSpent, SchemeError
+from atoffer_rl.errors import AtofferError, BudgetSpent, SchemeError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.run import Run
@@ -31,6 +31,7 @@ class Ledger:
         space: What may be measured.
 
     Raises:
+        AtofferError: If a budget is not a number from 0 on.
         SchemeError: If a default choice of the unfused scheme fails, so that there is no reference.
     """
 
@@ -42,6 +43,10 @@ class Ledger:
         seconds: float | None = None,
         standalone: bool = False,
     ) -> None:
+        if units is not None and not (isinstance(units, int) and units >= 0):
+            raise AtofferError(f"units must be a whole number from 0 on, not {units!r}")
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
+            raise AtofferError(f"seconds must be a number from 0 on, not {seconds!r}")
         self.workload = workload
         self.measurer = measurer
         self.space = LegalSpace(workload, measurer.device, standalone)

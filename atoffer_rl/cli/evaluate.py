@@ -35,9 +35,12 @@ def command(
     Example: atoffer eval --policy logs/RUN/checkpoint.zip --measurer replay --mask strided
     """
     from atoffer_rl.agents.evaluation import evaluate
+    from atoffer_rl.agents.run_state import check_run
     from atoffer_rl.cli.train import starting_policy
 
     checkpoint = starting_policy(policy)
+    if checkpoint.resumable:
+        check_run(checkpoint)
     with job.opened_measurer(measurer, workload, store, json) as opened:
         session = _session(checkpoint, workload, opened, budget, standalone, seed)
         return job.finish(evaluate(checkpoint, session), session, None, json)

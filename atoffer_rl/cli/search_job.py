@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoffer_rl.agents.hyperparameters import MAX_SEED
 from atoffer_rl.cli.errors import INTERRUPTED
 from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.errors import LogError, NotRecorded
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from atoffer_rl.agents.session import Point, Result, Searcher, Session
     from atoffer_rl.kernels.ledger import Ledger
     from atoffer_rl.kernels.measurers.protocol import Measurer
+    from atoffer_rl.trial import Trial
 
 BUDGET_SHARE = 10
 """The default budget is the legal choices over this."""
 MAX_BUDGET = 10**9
-MAX_SEED = 2**32 - 1
 
 MeasurerOption = Annotated[str, typer.Option(help="Who measures: cuda (live), replay (recorded) or auto.")]
 BudgetOption = Annotated[
@@ -133,9 +134,10 @@ def finish(result: "Result", session: "Session", export: Path | None, json: bool
     if not result.finished:
         _print(result, session, None, json)
         return INTERRUPTED
-    _print(result, session, _forward_us(session.ledger, result.scheme), json)
+    forward = _forward(session.ledger, result.scheme)
+    _print(result, session, forward.latency_us if forward is not None else None, json)
     if export is not None:
-        _export(session.ledger, result.scheme, export, json)
+        _export(session.ledger, result.scheme, forward, export, json)
     return 0
 
 
@@ -146,21 +148,21 @@ def _print(result: "Result", session: "Session", forward_us: float | None, json:
         _print_result(result, session, forward_us)
 
 
-def _forward_us(ledger: "Ledger", scheme: Scheme) -> float | None:
-    """The whole forward's latency, measured outside the budget; None where it cannot be had."""
+def _forward(ledger: "Ledger", scheme: Scheme) -> "Trial | None":
+    """The whole forward, measured outside the budget; None where it was not recorded."""
     from atoffer_rl.trial import ForwardRequest
 
     try:
-        return ledger.measurer.measure([ForwardRequest(ledger.workload, scheme)])[0].latency_us
+        return ledger.measurer.measure([ForwardRequest(ledger.workload, scheme)])[0]
     except NotRecorded:
         return None
 
 
-def _export(ledger: "Ledger", scheme: Scheme, folder: Path, quiet: bool) -> None:
+def _export(ledger: "Ledger", scheme: Scheme, forward: "Trial | None", folder: Path, quiet: bool) -> None:
     from atoffer_rl.kernels.export.writer import Export, write_export
 
     device = ledger.measurer.device
-    write_export(Export(ledger.workload, scheme, device, (device.arch,), ledger.trials, None), folder)
+    write_export(Export(ledger.workload, scheme, device, (device.arch,), ledger.trials, forward), folder)
     if not quiet:
         print_line(f"exported to {folder}; check it where it is used: python {folder}/runtime.py verify")
 

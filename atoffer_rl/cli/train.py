@@ -80,10 +80,12 @@ def _start(policy: str, resume: Path | None) -> "Checkpoint | None":
 
 def _resumed(path: Path) -> "Checkpoint":
     from atoffer_rl.agents.checkpoint import load_checkpoint
+    from atoffer_rl.agents.run_state import check_run
 
     checkpoint = load_checkpoint(path)
     if not checkpoint.resumable:
         raise PolicyError(f"{path} is a policy, not a checkpoint of a run: use --policy instead of --resume")
+    check_run(checkpoint)
     return checkpoint
 
 

@@ -1,12 +1,13 @@
 import errno
 import io
 import json
+import math
 import zipfile
 
 import pytest
 import torch
 
-from atoffer_rl.agents.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from atoffer_rl.agents.checkpoint import MAX_BYTES, Checkpoint, load_checkpoint, save_checkpoint
 from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.errors import LogError, PolicyError
 
@@ -72,14 +73,69 @@ def code(members):
     members["tensors.pt"] = buffer.getvalue()
 
 
-@pytest.mark.parametrize("change", [no_tensors, half_tensors, no_json, other_format, code])
+def other_about(**change):
+    def alter(members):
+        members["about.json"] = json.dumps(json.loads(members["about.json"]) | change).encode()
+
+    return alter
+
+
+def other_weights(weights):
+    def alter(members):
+        buffer = io.BytesIO()
+        torch.save({"weights": weights}, buffer)
+        members["tensors.pt"] = buffer.getvalue()
+
+    return alter
+
+
+def deep_json(members):
+    members["about.json"] = b"[" * 100_000
+
+
+def vast(members):
+    members["tensors.pt"] = bytes(MAX_BYTES)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        no_tensors,
+        half_tensors,
+        no_json,
+        other_format,
+        code,
+        deep_json,
+        vast,
+    ],
+)
 def test_damage_is_one_line(checkpoint, tmp_path, change, capsys):
-    save_checkpoint(checkpoint, tmp_path / "c.zip")
-    damaged(tmp_path / "c.zip", change)
-    with pytest.raises(PolicyError) as failure:
-        load_checkpoint(tmp_path / "c.zip")
-    assert "\n" not in str(failure.value)
+    refuses(checkpoint, tmp_path / "c.zip", change)
     assert "must never run" not in capsys.readouterr().out
+
+
+def refuses(checkpoint, path, change):
+    save_checkpoint(checkpoint, path)
+    damaged(path, change)
+    with pytest.raises(PolicyError) as failure:
+        load_checkpoint(path)
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("hidden", [0, -3, 10**9, 1.5, "x", math.inf])
+def test_a_width_that_no_network_has(checkpoint, tmp_path, hidden):
+    refuses(checkpoint, tmp_path / "c.zip", other_about(hidden=hidden))
+
+
+@pytest.mark.parametrize("run", [[1], "x", None], ids=str)
+def test_a_run_that_is_none(checkpoint, tmp_path, run):
+    refuses(checkpoint, tmp_path / "c.zip", other_about(run=run))
+
+
+@pytest.mark.parametrize("weights", [3, [1], "x", torch.tensor(math.nan), torch.tensor(1)], ids=str)
+def test_weights_that_are_none(checkpoint, tmp_path, weights):
+    refuses(checkpoint, tmp_path / "c.zip", other_weights(weights))
+    refuses(checkpoint, tmp_path / "c.zip", other_weights({"w": weights}))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", None])

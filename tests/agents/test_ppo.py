@@ -1,12 +1,16 @@
 """Smoke training: budget, settling, seeds, resuming, interrupting, logs."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, load_checkpoint
 from atoffer_rl.agents.hyperparameters import ppo_config
 from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.ppo import CHECKPOINT_FILE, PPOSearch
-from atoffer_rl.agents.run_state import resumed_session
+from atoffer_rl.agents.rehearsal import Rehearsal
+from atoffer_rl.agents.run_state import check_run, checkpoint_of, resumed_session
 from atoffer_rl.errors import PolicyError
 from tests.agents.conftest import SMOKE
 from tests.agents.test_log import events_of
@@ -105,3 +109,37 @@ def test_the_policy_that_ships_starts_a_search(session_of):
     assert not load_checkpoint(SHIPPED_POLICY).resumable
     result = PPOSearch(ppo_config(SMOKE), load_checkpoint(SHIPPED_POLICY))(session_of(units=8))
     assert result.units == 8
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("workload", (None, 3, {"batch": 0}, {"mask": "file:gone.npy"})),
+        ("config", (None, 3, {"n_envs": 10**9}, {"colour": 1})),
+        ("choices", (None, 3, [3], [{}])),
+        ("seed", (None, -1, 1.5, 10**30)),
+        ("timesteps", (None, -1, "x")),
+        ("updates", (None, [1])),
+        ("units", (-1, 1.5, {})),
+        ("seconds", (-1.0, "x")),
+        ("standalone", (None, "x")),
+        ("measurer", (None, "ruler", [])),
+    ],
+)
+def test_a_damaged_run_is_one_line(session_of, smoke, part, values):
+    session = session_of()
+    checkpoint = checkpoint_of(PPOSearch(smoke).model(session, Rehearsal(session.ledger)), session, smoke)
+    check_run(checkpoint)
+    lacking = {name: value for name, value in checkpoint.run.items() if name != part}
+    for run in (lacking, *(lacking | {part: value} for value in values)):
+        with pytest.raises(PolicyError, match="the checkpoint's run") as failure:
+            check_run(replace(checkpoint, run=run))
+        assert "\n" not in str(failure.value)
+
+
+def test_another_network_s_optimizer_is_refused(session_of, smoke, tmp_path):
+    PPOSearch(smoke)(session_of(folder=tmp_path))
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    checkpoint.optimizer["state"][0]["exp_avg"] = torch.zeros(3)
+    with pytest.raises(PolicyError, match="do not fit"):
+        PPOSearch(smoke, checkpoint)(session_of())

@@ -9,7 +9,7 @@ from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 
 from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN, LEAST_RETURN, FusionSchemeEnv
 from atoffer_rl.envs.observation import GLOBAL_TABLE, OPTION_TABLE, named, split
-from atoffer_rl.errors import WorkloadError
+from atoffer_rl.errors import AtofferError, WorkloadError
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.registry import all_templates
@@ -190,3 +190,51 @@ def test_the_docstring_has_gymnasiums_headings():
         "Arguments",
         "Version History",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "needs a workload and a measurer"),
+        ({"workload": WORKLOAD}, "no measurer"),
+        ({"workload": WORKLOAD, "measurer": "replay"}, "not the name 'replay'"),
+        ({"workload": "bert"}, "a workload is a JSON object"),
+        ({"workload": {"batch": 0}}, "batch must be a positive whole number"),
+        ({"ledger": 3}, "a ledger is needed"),
+        ({"ledgers": [3]}, "a ledger is needed"),
+        *(({"units": value}, "units must be a whole number") for value in (-1, 1.5, "many", float("nan"))),
+        *(({"seconds": value}, "seconds must be a number") for value in (-1, "long", float("nan"))),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(measurer, arguments, says):
+    if arguments.keys() & {"units", "seconds"}:
+        arguments = {"workload": WORKLOAD, "measurer": measurer} | arguments
+    with pytest.raises(AtofferError, match=says):
+        gymnasium.make(ENVIRONMENT, **arguments)
+
+
+@pytest.mark.parametrize("options", [{"workloads": WORKLOAD}, {"ledger": 3}, {"workload": 3}], ids=str)
+def test_wrong_options(env, options):
+    with pytest.raises(WorkloadError):
+        env.reset(options=options)
+    env.reset(options={"workload": WORKLOAD.to_json()})
+
+
+@pytest.mark.parametrize("action", [1.5, "1", None, np.zeros(2, int)], ids=str)
+def test_what_is_no_action(env, action):
+    env.reset()
+    with pytest.raises(gymnasium.error.InvalidAction):
+        env.step(action)
+    env.step(np.flatnonzero(env.unwrapped.action_masks())[0])
+
+
+def test_a_step_without_an_episode(env):
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.unwrapped.step(0)
+    env.reset()
+    env.close()
+    env.close()
+    assert env.unwrapped.ledger.reserved == 0
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.unwrapped.step(0)
