@@ -326,6 +326,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     try:
+        read_manifest(options.folder)  # before what lies beside it is run
         try:
             from verification import verify  # type: ignore[import-not-found]
         except ImportError as error:

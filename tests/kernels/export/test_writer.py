@@ -165,6 +165,19 @@ def test_verify_ends_with_one_line_where_cupy_is_missing(folder: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["verification.py", "reference.py", "manifest.json", "plan/mask.npy"])
+def test_verify_ends_with_one_line_where_a_file_was_altered(tmp_path: Path, name: str) -> None:
+    copy = write_export(Export(SMALL, LegalSpace(SMALL).unfused, H100, ("sm_90a",), {}), tmp_path / "copy")
+    (copy / name).write_bytes((copy / name).read_bytes()[:-30])
+    done = subprocess.run(
+        [sys.executable, str(copy / "runtime.py"), "verify"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert name in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
 def _lacks_cupy() -> bool:
     probe = subprocess.run([sys.executable, "-c", "import cupy"], capture_output=True, check=False)
     return probe.returncode != 0
