@@ -1,0 +1,345 @@
+"""Runs an exported encoder: generated kernels, loaded with CuPy, on anything that speaks DLPack.
+
+    from runtime import Encoder
+
+    encoder = Encoder.load("path/of/this/folder")
+    y = encoder.forward(x, weights)          # weights: one mapping a layer, see Encoder.weight_shapes
+
+From a shell, `python runtime.py verify` checks and times it on this GPU and settles which scheme is used.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MANIFEST = "manifest.json"
+VERIFIED = "verified.json"
+FORMAT = 1
+BEST, SAFE = "best", "safe"
+_CUDA_DEVICES = (2, 13)
+_DTYPES = {(2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
+
+
+class ExportError(Exception):
+    """The folder is damaged, or cannot be used here; the message is one line."""
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Memory behind a DLPack object: its address, and the objects that keep it alive."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str
+    owner: Any
+
+    @classmethod
+    def of(cls, name: str, value: Any, shape: Sequence[int], dtype: str) -> "DeviceMemory":
+        """The memory of `value`, which must be a contiguous CUDA array of `shape` and `dtype`, or such memory already.
+
+        Args:
+            name: What to call it in errors.
+            value: Any object with `__dlpack__`.
+            shape: Expected shape.
+            dtype: Expected format.
+
+        Raises:
+            ExportError: If it is something else.
+        """
+        if isinstance(value, cls):
+            return value
+        if not hasattr(value, "__dlpack__"):
+            raise ExportError(f"{name} does not speak DLPack: pass a CUDA array of torch, CuPy or JAX")
+        if value.__dlpack_device__()[0] not in _CUDA_DEVICES:
+            raise ExportError(f"{name} is not on a GPU: move it there first")
+        # -1: the caller's stream is the one it is used on, and a wait could not be captured.
+        capsule = value.__dlpack__(stream=-1)
+        get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        tensor = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
+        found = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        kind = _DTYPES.get((tensor.dtype.code, tensor.dtype.bits), "another format")
+        if found != tuple(shape) or kind != dtype:
+            raise ExportError(f"{name} is {kind} of shape {found}; it must be {dtype} of shape {tuple(shape)}")
+        strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides else None
+        if strides is not None and strides != _row_major(found):
+            raise ExportError(f"{name} is not contiguous: pass a contiguous copy")
+        return cls((tensor.data or 0) + tensor.byte_offset, found, kind, (value, capsule))
+
+
+def _row_major(shape: Sequence[int]) -> list[int]:
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.insert(0, strides[0] * extent)
+    return strides[: len(shape)]
+
+
+class _Stream(NamedTuple):
+    """All that CuPy asks of a stream to launch on it."""
+
+    ptr: int
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    function: Any
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+    arguments: tuple[str, ...]
+
+    def launch(self, pointers: Mapping[str, int], stream: _Stream) -> None:
+        import numpy as np
+
+        arguments = tuple(np.uintp(pointers[name]) for name in self.arguments)
+        self.function(self.grid, self.block, arguments, self.shared_bytes, stream)
+
+
+@dataclass(frozen=True)
+class _LibraryCall:
+    call: Any
+
+    def launch(self, pointers: Mapping[str, int], stream: _Stream) -> None:
+        self.call.launch(pointers, stream.ptr)
+
+
+class Encoder:
+    """An exported encoder on the current GPU.
+
+    Attributes:
+        manifest: What `manifest.json` says.
+        scheme: `best`, or `safe` where `verify` found the best wrong or slower.
+    """
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], scheme: str) -> None:
+        import cupy
+
+        self.folder, self.manifest, self.scheme = folder, manifest, scheme
+        plan = manifest["schemes"][scheme]
+        self._arena = cupy.cuda.alloc(max(plan["peak_bytes"], 1))
+        self._plan = {name: cupy.asarray(_load_plan(folder / file)) for name, file in manifest["plan"].items()}
+        self._segments = [self._segment(segment) for segment in plan["segments"]]
+        self._offsets, self._peak = plan["offsets_bytes"], plan["peak_bytes"]
+
+    @classmethod
+    def load(cls, folder: str | Path, scheme: str | None = None) -> "Encoder":
+        """The encoder in `folder`, its checksums proved.
+
+        Args:
+            folder: An export.
+            scheme: `best` or `safe`; by default what `verify` settled on, or the best.
+
+        Raises:
+            ExportError: If a file is missing or altered, or this GPU has no cubin.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        try:
+            import cupy
+
+            cupy.cuda.runtime.getDeviceCount()
+        except Exception as error:  # a missing CuPy, and whatever CuPy makes of a missing driver or GPU
+            raise ExportError(f"needs CuPy and a CUDA GPU: {error}") from error
+        return cls(folder, manifest, scheme or settled_scheme(folder))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of x and y: (batch, seq_len, heads * head_dim)."""
+        return tuple(self.manifest["tensors"]["x"])
+
+    @property
+    def dtype(self) -> str:
+        """Format of every array passed in or out."""
+        return str(self.manifest["workload"]["dtype"])
+
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each weight of a layer; products are (out_features, in_features)."""
+        return {name: tuple(self.manifest["tensors"][name]) for name in self.manifest["weights"]}
+
+    def forward(self, x: Any, weights: Sequence[Mapping[str, Any]], out: Any = None, stream: int | None = None) -> Any:
+        """The encoder's output for `x`.
+
+        Args:
+            x: (batch, seq_len, width) on the GPU, ready on the stream, as all other arrays.
+            weights: One mapping a layer, from each name of `weight_shapes` to its array.
+            out: Where the result goes; a new CuPy array where none is given.
+            stream: Address of the CUDA stream to run on; by default CuPy's current one. May be capturing.
+
+        Returns:
+            `out`, or the new array.
+
+        Raises:
+            ExportError: If an array has another shape, format or place than the manifest says.
+        """
+        import cupy
+
+        queue = _Stream(cupy.cuda.get_current_stream().ptr if stream is None else stream)
+        layers = int(self.manifest["workload"]["layers"])
+        if len(weights) != layers:
+            raise ExportError(f"weights holds {len(weights)} layers; this encoder has {layers}")
+        if out is None:
+            out = self._new_output(cupy)
+        source = DeviceMemory.of("x", x, self.input_shape, self.dtype)
+        target = DeviceMemory.of("out", out, self.input_shape, self.dtype)
+        for layer, named in enumerate(weights):
+            pointers = self._layer_pointers(layer, layers, source, target)
+            for name, shape in self.weight_shapes.items():
+                if name not in named:
+                    raise ExportError(f"weights of layer {layer} lack {name!r}")
+                pointers[name] = DeviceMemory.of(name, named[name], shape, self.dtype).pointer
+            for segment in self._segments:
+                segment.launch(pointers, queue)
+        return out
+
+    def _new_output(self, cupy: Any) -> Any:
+        if self.dtype == "bfloat16":
+            raise ExportError("bfloat16 results need out=: pass an array of your framework")
+        return cupy.empty(self.input_shape, self.dtype)
+
+    def _layer_pointers(self, layer: int, layers: int, source: DeviceMemory, target: DeviceMemory) -> dict[str, int]:
+        """Addresses of a layer's activations: even layers use the plan as it is, odd ones its mirror image."""
+        base = self._arena.ptr
+        pointers = {name: array.data.ptr for name, array in self._plan.items()}
+        for name, (offset, size) in self._offsets.items():
+            pointers[name] = base + (self._peak - offset - size if layer % 2 else offset)
+        if layer == 0:
+            pointers["x"] = source.pointer
+        if layer == layers - 1:
+            pointers["y"] = target.pointer
+        return pointers
+
+    def _segment(self, segment: dict[str, Any]) -> _Kernel | _LibraryCall:
+        if segment["kind"] == "library":
+            return _LibraryCall(_load_library_call(self.folder, segment))
+        import cupy
+
+        function = cupy.RawModule(path=str(self._cubin(segment["name"]))).get_function(segment["entry"])
+        if segment["shared_bytes"] > 48 * 1024:
+            function.max_dynamic_shared_size_bytes = segment["shared_bytes"]
+        return _Kernel(
+            function.kernel,
+            tuple(segment["grid"]),
+            tuple(segment["block"]),
+            segment["shared_bytes"],
+            tuple(segment["arguments"]),
+        )
+
+    def _cubin(self, name: str) -> Path:
+        import cupy
+
+        major, minor = divmod(int(cupy.cuda.Device().compute_capability), 10)
+        archs = self.manifest["archs"]
+        if f"sm_{major}{minor}a" in archs:
+            return self.folder / "cubin" / f"sm_{major}{minor}a" / f"{name}.cubin"
+        # A cubin without the `a` also runs on later chips of the same major version.
+        plain = [int(arch[3:]) for arch in archs if arch[3:].isdigit()]
+        fitting = [number for number in plain if number // 10 == major and number % 10 <= minor]
+        if not fitting:
+            raise ExportError(f"no cubin for sm_{major}{minor}: export again with --arch sm_{major}{minor}")
+        return self.folder / "cubin" / f"sm_{max(fitting)}" / f"{name}.cubin"
+
+
+def _load_library_call(folder: Path, segment: dict[str, Any]) -> Any:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    try:
+        from atoffer_library.errors import AtofferError  # type: ignore[import-not-found]
+        from atoffer_library.matmul_library import load_matmul  # type: ignore[import-not-found]
+        from atoffer_library.program import MatmulOperand, MatmulProgram  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise ExportError(f"this scheme makes library calls: pip install nvmath-python ({error})") from error
+    fields = {
+        name: MatmulOperand(**value) if isinstance(value, dict) else value for name, value in segment["program"].items()
+    }
+    try:
+        return load_matmul(MatmulProgram(**fields | {"batch": tuple(fields["batch"])}), segment["algorithm"])
+    except AtofferError as error:
+        raise ExportError(str(error)) from error
+
+
+def _load_plan(path: Path) -> Any:
+    import numpy as np
+
+    return np.load(path, allow_pickle=False)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of `folder`, after its own form and every file's checksum were proved.
+
+    Raises:
+        ExportError: Naming the first file that is missing or altered.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        if manifest["format"] != FORMAT:
+            raise ExportError(f"{folder / MANIFEST} has format {manifest['format']}; this runtime reads {FORMAT}")
+        files = dict(manifest["files"])
+        for field in ("workload", "tensors", "weights", "archs", "plan", "schemes"):
+            manifest[field]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ExportError(f"{folder / MANIFEST} is missing or damaged: export again") from error
+    for name, checksum in files.items():
+        path = folder / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != checksum:
+            raise ExportError(f"{path} is missing or altered: export again")
+    return manifest
+
+
+def settled_scheme(folder: Path) -> str:
+    """The scheme that `verify` settled on; the best where it has not run."""
+    try:
+        scheme = json.loads((folder / VERIFIED).read_text())["scheme"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return BEST
+    return scheme if scheme in (BEST, SAFE) else BEST
+
+
+def main() -> int:
+    """`python runtime.py verify`: check and time the export here, and settle which scheme is used."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("action", choices=["verify"])
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="the export (default: this folder)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    options = parser.parse_args()
+    try:
+        read_manifest(options.folder)  # before what lies beside it is run
+        try:
+            from verification import verify  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise ExportError(f"needs CuPy: pip install cupy-cuda13x ({error})") from error
+        result = verify(options.folder)
+    except ExportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(result) if options.json else result["summary"])
+    return 0 if result["usable"] else 1
+
+
+if __name__ == "__main__":
+    # Siblings import this module by name: they must see these classes, not a second copy of them.
+    sys.modules["runtime"] = sys.modules["__main__"]
+    sys.exit(main())

@@ -1,0 +1,214 @@
+// What the templates share: element types, vector loads, activations, warp reductions, and thin wrappers of the
+// instructions that CUDA C++ does not name (cp.async, ldmatrix, mma). Nothing here knows of shapes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace atoffer {
+
+constexpr int kWarpSize = 32;
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+template <class T, class U>
+constexpr bool kSame = false;
+template <class T>
+constexpr bool kSame<T, T> = true;
+
+// ---- Elements: storage formats; arithmetic is float32.
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float<float>(float value) { return value; }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float value) { return __float2half_rn(value); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+
+__device__ __forceinline__ float negative_infinity() { return __int_as_float(static_cast<int>(0xff800000u)); }
+
+// V elements that one instruction moves (up to 16 bytes); its address must be a multiple of its size.
+template <class T, int V>
+struct alignas(sizeof(T) * V) Vector {
+    T values[V];
+};
+
+template <class T, int V>
+__device__ __forceinline__ void load_floats(float (&result)[V], const T* from) {
+    const Vector<T, V> packed = *reinterpret_cast<const Vector<T, V>*>(from);
+#pragma unroll
+    for (int i = 0; i < V; ++i) result[i] = to_float(packed.values[i]);
+}
+
+template <class T, int V>
+__device__ __forceinline__ void store_floats(T* to, const float (&source)[V]) {
+    Vector<T, V> packed;
+#pragma unroll
+    for (int i = 0; i < V; ++i) packed.values[i] = from_float<T>(source[i]);
+    *reinterpret_cast<Vector<T, V>*>(to) = packed;
+}
+
+// ---- Activations of operator 11.
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// x * Phi(x) = max(x, 0) - |x| * erfc(|x| / sqrt(2)) / 2. The polynomial is log2 of erfc's half, fitted where a float32
+// tells the difference: errors are at most 2.5e-7 (7e-8 for x < 0), half of those of 0.5 * x * (1 + erff(x / sqrt(2))),
+// at a third of its instructions.
+struct Gelu {
+    static constexpr float kFlat = 16.0f;  // from here on erfc is 0
+    static __device__ __forceinline__ float apply(float x) {
+        const float a = fminf(fabsf(x), kFlat);
+        float log = -0x1.0fa7d6p-21f;
+        log = fmaf(log, a, 0x1.126b76p-17f);
+        log = fmaf(log, a, -0x1.273baep-16f);
+        log = fmaf(log, a, -0x1.40173ap-11f);
+        log = fmaf(log, a, 0x1.ffac66p-8f);
+        log = fmaf(log, a, -0x1.b36a14p-5f);
+        log = fmaf(log, a, -0x1.d5ea86p-2f);
+        log = fmaf(log, a, -0x1.26b326p+0f);
+        log = fmaf(log, a, -0x1.ffff64p-1f);
+        return fmaf(-a, exp2_fast(log), x < 0.0f ? 0.0f : x);  // NaN stays NaN
+    }
+};
+
+// x / 2 * (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2 / pi) * (x + 0.044715 * x^3): errors are at most 6e-7.
+struct GeluTanh {
+    static constexpr float kScale = -2.0f * 0.79788456080286536f * 1.44269504088896341f;  // exp(-2u) in powers of two
+    static __device__ __forceinline__ float apply(float x) {
+        return __fdividef(x, 1.0f + exp2_fast(kScale * fmaf(0.044715f * x * x, x, x)));
+    }
+};
+
+// The textbook forms, for float32 results: small ones are as accurate as large ones.
+struct AccurateGelu {
+    static __device__ __forceinline__ float apply(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+};
+
+struct AccurateGeluTanh {
+    static constexpr float kScale = 0.79788456080286536f;  // sqrt(2 / pi)
+    static __device__ __forceinline__ float apply(float x) {
+        return 0.5f * x * (1.0f + tanhf(kScale * (x + 0.044715f * x * x * x)));
+    }
+};
+
+struct Relu {  // NaN stays NaN.
+    static __device__ __forceinline__ float apply(float x) { return x < 0.0f ? 0.0f : x; }
+};
+
+// ---- Warp reductions; every lane gets the result.
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2) value += __shfl_xor_sync(kFullWarp, value, lanes);
+    return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+    for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, lanes));
+    return value;
+}
+
+// ---- Asynchronous copies to shared memory (sm_80 and later).
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies BYTES (4, 8 or 16), or writes BYTES zeros where `valid` is false: `from` is then not read.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(unsigned to, const void* from, bool valid = true) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");
+    const int bytes_read = valid ? BYTES : 0;
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes_read) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(bytes_read), "n"(BYTES)
+                     : "memory");
+    }
+}
+
+// Closes a group of copies.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's groups are still on their way.
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// ---- Thread-block clusters (sm_90 and later).
+
+// Waits for every thread of the cluster; what they wrote to shared memory is then visible to all of them.
+__device__ __forceinline__ void synchronise_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// V floats (1, 2 or 4) in the shared memory of the cluster's block `rank`, at the place that `from` is in this block's.
+template <int V>
+__device__ __forceinline__ void load_remote(float (&result)[V], const float* from, int rank) {
+    static_assert(V == 1 || V == 2 || V == 4, "a load moves 4, 8 or 16 bytes");
+    unsigned address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(from)), "r"(rank));
+    if constexpr (V == 4) {
+        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
+                     : "r"(address)
+                     : "memory");
+    } else if constexpr (V == 2) {
+        asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(result[0]), "=f"(result[1])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(result[0]) : "r"(address) : "memory");
+    }
+}
+
+// ---- Tensor cores (sm_80 and later).
+
+// Four 8x8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8. Lane 4r + c gets columns 2c and
+// 2c + 1 of row r of each matrix.
+__device__ __forceinline__ void load_matrices(unsigned (&result)[4], unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&result)[4], unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// sum (16x8, float32) += a (16x16) * b (16x8). Lane 4r + c holds sum columns 2c, 2c + 1 of rows r and r + 8.
+template <class T>
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b_low, unsigned b_high) {
+    if constexpr (kSame<T, __half>) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
+    } else {
+        static_assert(kSame<T, __nv_bfloat16>, "tensor cores take 16-bit elements: TF32 is not exact enough");
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
+    }
+}
+
+}  // namespace atoffer

@@ -1,0 +1,28 @@
+// ffn1_gemm
+#include "gemm.cuh"
+
+using namespace atoffer;
+using Element = __half;
+using Tiling = gemm::Tiling<Element, 64, 64, 32, 2, 2, 1, 3, 1>;  // tile m, n, k; warps m, n, k; stages; split k
+constexpr int kColumns = 3072;
+
+using SourceA = gemm::RowMajor<Element, 4096, 768>;
+using SourceW = gemm::RowMajor<Element, kColumns, 768>;
+
+using Prologue = gemm::NoPrologue;
+
+struct Epilogue {
+    template <int V>
+    __device__ __forceinline__ void operator()(float (&values)[V], int row, int column) const {
+    }
+};
+
+extern "C" __global__ void
+__launch_bounds__(Tiling::kThreads, 1) gemm_10_10(
+    const Element* __restrict__ attn_norm,
+    const Element* __restrict__ w_ffn1,
+    Element* __restrict__ ffn1_raw) {
+    const Epilogue epilogue{};
+    const Prologue prologue{};
+    gemm::compute_tile<Tiling>(SourceA{attn_norm}, SourceW{w_ffn1}, prologue, epilogue, ffn1_raw);
+}
