@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from atoffer_rl.kernels.export.payload.runtime import read_manifest
+from atoffer_rl.kernels.export.payload import runtime
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.kernels.render import TEMPLATE_FOLDER
@@ -19,7 +19,7 @@ AGAIN = "export it again, as examples/README.md says"
 @pytest.fixture(scope="module")
 def manifest() -> dict[str, Any]:
     """The example's manifest, its checksums proved."""
-    return read_manifest(FOLDER)
+    return runtime.read_manifest(FOLDER)
 
 
 @pytest.mark.parametrize("scheme", ["best", "safe"])
@@ -33,6 +33,12 @@ def test_sources_are_what_is_rendered(manifest: dict[str, Any], scheme: str) -> 
         assert (FOLDER / "source" / f"{segment['name']}.cu").read_text() == program.source, AGAIN
         for header in program.headers:
             assert (FOLDER / "source" / header).read_text() == (TEMPLATE_FOLDER / header).read_text(), AGAIN
+
+
+def test_runtime_is_the_one_that_ships() -> None:
+    payload = Path(runtime.__file__).parent
+    for path in FOLDER.glob("*.py"):
+        assert path.read_text() == (payload / path.name).read_text(), AGAIN
 
 
 def test_it_needs_cupy_alone(manifest: dict[str, Any]) -> None:
