@@ -31,25 +31,19 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True)
-class PPOConfig:
-    """Hyperparameters of a PPO run.
+class LearningConfig:
+    """Hyperparameters of MaskablePPO wherever it learns.
 
     Attributes:
-        n_envs: Environments, all on one budget. More than a few spend it before the first update.
-        n_steps: Steps of each environment between updates; short, for the same reason.
+        n_envs: Environments that are stepped together.
+        n_steps: Steps of each environment between updates.
         batch_size: Steps in a minibatch.
-        n_epochs: Passes over a rollout; many are affordable, since measuring costs more than learning.
+        n_epochs: Passes over a rollout.
         learning_rate: Adam's.
         gae_lambda: Bias against variance of the advantage estimate.
         clip_range: PPO's clip.
         ent_coef: Weight of the entropy bonus.
-        vf_coef: Weight of the value loss.
-        max_grad_norm: Gradient norm's ceiling.
-        imitation_coef: Weight of imitating the best path known so far (self-imitation); 0 turns it off.
-        hidden: Width of the network's hidden layers; must be the starting policy's.
-        timesteps: The run stops here if the budget was not spent or the policy has not settled before.
-        settle_rollouts: The policy has settled when after so many updates in a row its rollout was as good as
-            the recommendation.
+        hidden: Width of the network's hidden layers.
     """
 
     n_envs: int
@@ -60,17 +54,35 @@ class PPOConfig:
     gae_lambda: float
     clip_range: float
     ent_coef: float
+    hidden: int
+
+
+@dataclass(frozen=True)
+class PPOConfig(LearningConfig):
+    """Hyperparameters of a PPO run.
+
+    All environments are on one budget: more than a few, or long rollouts, spend it before the first update. Many
+    epochs are affordable, since measuring costs more than learning. `hidden` must be the starting policy's.
+
+    Attributes:
+        vf_coef: Weight of the value loss.
+        max_grad_norm: Gradient norm's ceiling.
+        imitation_coef: Weight of imitating the best path known so far (self-imitation); 0 turns it off.
+        timesteps: The run stops here if the budget was not spent or the policy has not settled before.
+        settle_rollouts: The policy has settled when after so many updates in a row its rollout was as good as
+            the recommendation.
+    """
+
     vf_coef: float
     max_grad_norm: float
     imitation_coef: float
-    hidden: int
     timesteps: int
     settle_rollouts: int
 
 
 @dataclass(frozen=True)
-class PretrainConfig:
-    """Hyperparameters of pre-training.
+class PretrainConfig(LearningConfig):
+    """Hyperparameters of pre-training; each environment has its own searches.
 
     Attributes:
         tables: Perturbed tables to train on.
@@ -80,17 +92,8 @@ class PretrainConfig:
         imitation_batch: States in a minibatch of imitation.
         imitation_rate: Adam's learning rate while imitating.
         timesteps: Steps of PPO on whole searches that follow.
-        n_envs: Environments, each with its own searches.
-        n_steps: Steps of each environment between updates.
-        batch_size: Steps in a minibatch.
-        n_epochs: Passes over a rollout.
-        learning_rate: Adam's.
-        gae_lambda: Bias against variance of the advantage estimate.
-        clip_range: PPO's clip.
-        ent_coef: Weight of the entropy bonus.
         smallest_budget: Least units of a search.
         largest_budget: Most units of a search.
-        hidden: Width of the network's hidden layers.
     """
 
     tables: int
@@ -100,17 +103,8 @@ class PretrainConfig:
     imitation_batch: int
     imitation_rate: float
     timesteps: int
-    n_envs: int
-    n_steps: int
-    batch_size: int
-    n_epochs: int
-    learning_rate: float
-    gae_lambda: float
-    clip_range: float
-    ent_coef: float
     smallest_budget: int
     largest_budget: int
-    hidden: int
 
 
 def ppo_config(changes: Mapping[str, Any] | None = None, path: Path = CONFIG_FOLDER / "ppo.yml") -> PPOConfig:

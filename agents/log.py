@@ -73,10 +73,11 @@ class RunLog:
         from torch.utils.tensorboard.summary import hparams
 
         plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in values.items()}
-        writer = self._writer._get_file_writer()
+        # `add_hparams` writes a run of its own; the file writer keeps them in this one.
+        files: Any = self._writer.file_writer
         with self._writing():
             for summary in hparams(plain, dict(metrics)):
-                writer.add_summary(summary)
+                files.add_summary(summary)
             for tag, value in metrics.items():
                 self._writer.add_scalar(tag, value)
 

@@ -16,6 +16,9 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
+from atoffer_rl.agents.hyperparameters import LearningConfig
+from atoffer_rl.envs.observation import GLOBAL_SIZE
+
 SCORE_GAIN = 0.01
 
 
@@ -122,3 +125,21 @@ class OptionPolicy(MaskableActorCriticPolicy):
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return super()._get_constructor_parameters() | {"global_fields": self.global_fields, "hidden": self.hidden}
+
+
+def learner_keywords(config: LearningConfig, seed: int) -> dict[str, Any]:
+    """What MaskablePPO is made with to train an `OptionPolicy`, but for its environments."""
+    return {
+        "policy": OptionPolicy,
+        "learning_rate": config.learning_rate,
+        "n_steps": config.n_steps,
+        "batch_size": config.batch_size,
+        "n_epochs": config.n_epochs,
+        "gamma": 1.0,
+        "gae_lambda": config.gae_lambda,
+        "clip_range": config.clip_range,
+        "ent_coef": config.ent_coef,
+        "policy_kwargs": {"global_fields": GLOBAL_SIZE, "hidden": config.hidden},
+        "seed": seed,
+        "device": "cpu",
+    }

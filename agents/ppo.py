@@ -20,13 +20,12 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, Checkpoint, load_checkpoint, save_checkpoint
 from atoffer_rl.agents.hyperparameters import PPOConfig, ppo_config
 from atoffer_rl.agents.imitation import ImitatingPPO
-from atoffer_rl.agents.option_policy import OptionPolicy
+from atoffer_rl.agents.option_policy import learner_keywords
 from atoffer_rl.agents.rehearsal import Rehearsal
 from atoffer_rl.agents.run_state import checkpoint_of, restore_model
 from atoffer_rl.agents.sb3_log import sb3_logger
 from atoffer_rl.agents.session import Result, Session, measured_us
 from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN, FusionSchemeEnv
-from atoffer_rl.envs.observation import GLOBAL_SIZE
 from atoffer_rl.envs.search_episode import Search, SearchEpisode
 from atoffer_rl.kernels.ledger import Ledger
 
@@ -84,21 +83,10 @@ class PPOSearch:
         """The algorithm, its policy where `start` says."""
         config = self.config if self.start is None else replace(self.config, hidden=self.start.hidden)
         model = ImitatingPPO(
-            OptionPolicy,
-            DummyVecEnv([_environment(session.ledger)] * config.n_envs),
-            learning_rate=config.learning_rate,
-            n_steps=config.n_steps,
-            batch_size=config.batch_size,
-            n_epochs=config.n_epochs,
-            gamma=1.0,
-            gae_lambda=config.gae_lambda,
-            clip_range=config.clip_range,
-            ent_coef=config.ent_coef,
+            env=DummyVecEnv([_environment(session.ledger)] * config.n_envs),
             vf_coef=config.vf_coef,
             max_grad_norm=config.max_grad_norm,
-            policy_kwargs={"global_fields": GLOBAL_SIZE, "hidden": config.hidden},
-            seed=session.seed,
-            device="cpu",
+            **learner_keywords(config, session.seed),
         )
         model.set_logger(sb3_logger(session.log))
         model.lesson = lambda: rehearsal.lesson() if rehearsal.exhausted else None

@@ -22,14 +22,14 @@ from atoffer_rl.agents.checkpoint import Checkpoint
 from atoffer_rl.agents.hyperparameters import PretrainConfig
 from atoffer_rl.agents.imitation import imitation_step
 from atoffer_rl.agents.log import RunLog
-from atoffer_rl.agents.option_policy import OptionPolicy
+from atoffer_rl.agents.option_policy import learner_keywords
 from atoffer_rl.agents.oracle import oracle
 from atoffer_rl.agents.rehearsal import Lesson
 from atoffer_rl.agents.sb3_log import sb3_logger
 from atoffer_rl.agents.teacher import teacher_action
 from atoffer_rl.agents.training_tables import Spread, TrainingTable
 from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
-from atoffer_rl.envs.observation import GLOBAL_SIZE, OBSERVATION_SIZE, OPTION_COUNT, Vector
+from atoffer_rl.envs.observation import OBSERVATION_SIZE, OPTION_COUNT, Vector
 from atoffer_rl.envs.search_episode import OpenLedger, Search, SearchEpisode
 from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.kernels.ledger import Ledger
@@ -123,19 +123,8 @@ class _LogImprovement(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
 
 def _model(searches: Sequence[Search], config: PretrainConfig, seed: int) -> MaskablePPO:
     return MaskablePPO(
-        OptionPolicy,
-        DummyVecEnv([lambda: Monitor(_LogImprovement(_search_episode(searches, config)))] * config.n_envs),
-        learning_rate=config.learning_rate,
-        n_steps=config.n_steps,
-        batch_size=config.batch_size,
-        n_epochs=config.n_epochs,
-        gamma=1.0,
-        gae_lambda=config.gae_lambda,
-        clip_range=config.clip_range,
-        ent_coef=config.ent_coef,
-        policy_kwargs={"global_fields": GLOBAL_SIZE, "hidden": config.hidden},
-        seed=seed,
-        device="cpu",
+        env=DummyVecEnv([lambda: Monitor(_LogImprovement(_search_episode(searches, config)))] * config.n_envs),
+        **learner_keywords(config, seed),
     )
 
 

@@ -1,9 +1,12 @@
 """Every searcher by name."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from atoffer_rl.agents.session import Searcher
 from atoffer_rl.errors import AtofferError
+
+if TYPE_CHECKING:
+    from atoffer_rl.agents.session import Searcher
 
 _MODULES = {
     "oracle": "atoffer_rl.agents.oracle",
@@ -13,7 +16,7 @@ _MODULES = {
 SEARCHERS = tuple(_MODULES)
 
 
-def searcher_named(name: str) -> Searcher:
+def searcher_named(name: str) -> "Searcher":
     """The searcher called `name`; its module is imported only now.
 
     Raises:
