@@ -138,11 +138,11 @@ class Encoder:
         import cupy
 
         self.folder, self.manifest, self.scheme = folder, manifest, scheme
-        plan = manifest["schemes"][scheme]
-        self._arena = cupy.cuda.alloc(max(plan["peak_bytes"], 1))
+        chosen = manifest["schemes"][scheme]
+        self._arena = cupy.cuda.alloc(max(chosen["peak_bytes"], 1))
         self._plan = {name: cupy.asarray(_load_plan(folder / file)) for name, file in manifest["plan"].items()}
-        self._segments = [self._segment(segment) for segment in plan["segments"]]
-        self._offsets, self._peak = plan["offsets_bytes"], plan["peak_bytes"]
+        self._segments = [self._segment(segment) for segment in chosen["segments"]]
+        self._buffers, self._peak = chosen["buffers"], chosen["peak_bytes"]
 
     @classmethod
     def load(cls, folder: str | Path, scheme: str | None = None) -> "Encoder":
@@ -221,11 +221,12 @@ class Encoder:
         return cupy.empty(self.input_shape, self.dtype)
 
     def _layer_pointers(self, layer: int, layers: int, source: DeviceMemory, target: DeviceMemory) -> dict[str, int]:
-        """Addresses of a layer's activations: even layers use the plan as it is, odd ones its mirror image."""
+        """Addresses of a layer's activations: even layers use the buffers as planned, odd ones their mirror image."""
         base = self._arena.ptr
         pointers = {name: array.data.ptr for name, array in self._plan.items()}
-        for name, (offset, size) in self._offsets.items():
-            pointers[name] = base + (self._peak - offset - size if layer % 2 else offset)
+        for name, buffer in self._buffers.items():
+            offset, end = buffer["offset_bytes"], buffer["offset_bytes"] + buffer["size_bytes"]
+            pointers[name] = base + (self._peak - end if layer % 2 else offset)
         if layer == 0:
             pointers["x"] = source.pointer
         if layer == layers - 1:

@@ -159,8 +159,9 @@ class _Writer:
         return {
             "scheme": scheme.to_json(),
             "segments": [self._segment(choice) for choice in scheme.choices],
-            "offsets_bytes": {
-                name: [offset, buffers.sizes_bytes[name]] for name, offset in buffers.offsets_bytes.items()
+            "buffers": {
+                name: {"offset_bytes": offset, "size_bytes": buffers.sizes_bytes[name]}
+                for name, offset in buffers.offsets_bytes.items()
             },
             "peak_bytes": buffers.peak_bytes,
         }

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from atoffer_rl.kernels.export.payload import runtime
 from atoffer_rl.kernels.export.writer import Export, check_folder, write_export
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.registry import template_choices
+from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
@@ -55,11 +57,23 @@ def test_manifest_describes_both_schemes(folder: Path) -> None:
 
 def test_every_argument_of_every_kernel_has_an_address(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
-    for plan in manifest["schemes"].values():
-        known = set(plan["offsets_bytes"]) | set(manifest["weights"]) | set(manifest["plan"])
-        for segment in plan["segments"]:
+    for scheme in manifest["schemes"].values():
+        known = set(scheme["buffers"]) | set(manifest["weights"]) | set(manifest["plan"])
+        for segment in scheme["segments"]:
             assert set(segment.get("arguments", ())) <= known
-        assert all(offset + size <= plan["peak_bytes"] for offset, size in plan["offsets_bytes"].values())
+        ends = [buffer["offset_bytes"] + buffer["size_bytes"] for buffer in scheme["buffers"].values()]
+        assert max(ends) == scheme["peak_bytes"]
+
+
+def test_odd_layers_use_the_mirror_image_of_the_buffers(folder: Path) -> None:
+    chosen = json.loads((folder / "manifest.json").read_text())["schemes"]["best"]
+    encoder = runtime.Encoder.__new__(runtime.Encoder)  # without a GPU
+    encoder._arena, encoder._plan = SimpleNamespace(ptr=4096), {}
+    encoder._buffers, encoder._peak = chosen["buffers"], chosen["peak_bytes"]
+    even = plan_buffers(SMALL, fused(SMALL).runs)
+    for layer, planned in ((2, even), (3, even.mirrored())):
+        pointers = encoder._layer_pointers(layer, 6, SimpleNamespace(pointer=1), SimpleNamespace(pointer=2))
+        assert pointers == {name: 4096 + offset for name, offset in planned.offsets_bytes.items()}
 
 
 def test_mask_survives(folder: Path) -> None:
