@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from atoffer_rl.errors import AtofferError, StoreError
-from atoffer_rl.scheme import Choice, Scheme
-from atoffer_rl.trial import PROTOCOL_VERSION, Machine, Request, Trial, request_key
+from atoffer_rl.trial import PROTOCOL_VERSION, Answers, Machine, Request, Trial, request_key
 
 APPLICATION_ID = 0x41744F66  # "AtOf": marks the file as a trial store
 LOCK_SECONDS = 5.0
@@ -25,7 +24,7 @@ CREATE TABLE IF NOT EXISTS tables (id TEXT PRIMARY KEY, header TEXT NOT NULL);
 
 
 def trial_key(
-    answers: tuple[str, Choice | None, Scheme | None, str],
+    answers: Answers,
     machine: Machine,
     source_hash: str,
     protocol: int = PROTOCOL_VERSION,

@@ -49,7 +49,9 @@ def latencies(trials: dict[Choice, Trial]) -> dict[Choice, float]:
     return {choice: trial.latency_us for choice, trial in trials.items() if trial.latency_us is not None}
 
 
-def oracle(table: RecordedTable, workload: Workload, legal: Container[Choice] | None = None) -> tuple[Scheme, float]:
+def best_recorded(
+    table: RecordedTable, workload: Workload, legal: Container[Choice] | None = None
+) -> tuple[Scheme, float]:
     """The best scheme of a recorded workload, exactly, and its layer latency in us.
 
     Args:

@@ -1,7 +1,7 @@
 """Which recorded trials are of sources that have changed since."""
 
 from collections import Counter
-from typing import Any
+from dataclasses import dataclass
 
 from atoffer_rl.kernels.cubin_cache import program_hash
 from atoffer_rl.kernels.legal_space import LegalSpace
@@ -11,14 +11,24 @@ from atoffer_rl.trial import SegmentRequest, request_key
 from atoffer_rl.workload import Workload
 
 
-def stale_choices(table: RecordedTable, workload: Workload) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Staleness:
+    """What has changed since a workload was recorded.
+
+    Attributes:
+        changed: Recorded trials of other sources than today's, by template.
+        missing: Choices that are legal now and not recorded.
+    """
+
+    changed: dict[str, int]
+    missing: int
+
+
+def staleness(table: RecordedTable, workload: Workload) -> Staleness:
     """What has changed since `table` was recorded, for `workload`.
 
     A signature that several workloads share was recorded with the sources of one of them: its hash may stand for
     another shape's source, so a trial counts as changed only if no workload of the table renders to its hash.
-
-    Returns:
-        `changed`: changed trials by template; `missing`: choices that are legal now and not recorded.
     """
     recorded = table.segments(workload)
     current = LegalSpace(workload, table.device).all_choices
@@ -27,7 +37,7 @@ def stale_choices(table: RecordedTable, workload: Workload) -> dict[str, Any]:
         for choice in current
         if choice in recorded and recorded[choice].source_hash not in _hashes(table, SegmentRequest(workload, choice))
     )
-    return {"changed": dict(sorted(changed.items())), "missing": sum(choice not in recorded for choice in current)}
+    return Staleness(dict(sorted(changed.items())), sum(choice not in recorded for choice in current))
 
 
 def _hashes(table: RecordedTable, request: SegmentRequest) -> set[str]:

@@ -74,7 +74,7 @@ def command(
 
 def _chosen(workload: Workload, path: Path | None, code: int | None, table: RecordedTable | None) -> tuple[Scheme, str]:
     from atoffer_rl.kernels.legal_space import LegalSpace
-    from atoffer_rl.table_summary import oracle
+    from atoffer_rl.table_summary import best_recorded
 
     if path is not None and code is not None:
         raise SchemeError("--scheme and --code are two schemes: give one of them")
@@ -86,7 +86,7 @@ def _chosen(workload: Workload, path: Path | None, code: int | None, table: Reco
 
         chosen, origin = lower(AtofferProgram.from_code(code), workload), f"AToffer code {code}"
     elif table is not None:
-        chosen, origin = oracle(table, workload)[0], "the best scheme of the recorded table"
+        chosen, origin = best_recorded(table, workload)[0], "the best scheme of the recorded table"
     else:
         recorded = list_workloads(recorded_workloads())
         raise NotRecorded(f"{describe(workload)} was never recorded: give --scheme or --code; recorded: {recorded}")

@@ -59,8 +59,8 @@ def command(
 
 
 def _best_recorded(space: "LegalSpace", table: RecordedTable | None) -> Scheme:
-    from atoffer_rl.table_summary import oracle
+    from atoffer_rl.table_summary import best_recorded
 
     if table is None:
         raise NotRecorded("this workload was never recorded: give --scheme, such as a search's result.json")
-    return oracle(table, space.workload, space)[0]
+    return best_recorded(table, space.workload, space)[0]

@@ -77,14 +77,13 @@ def check_command(*, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = F
 
     Example: atoffer records check
     """
-    from atoffer_rl.kernels.stale import stale_choices
+    from atoffer_rl.kernels.stale import staleness
 
     report = []
     for path in _tables(folder):
         table = load_table(path)
         for workload in table.header.workloads:
-            stale = stale_choices(table, workload)
-            entry = {"file": path.name, "workload": describe(workload), **stale}
+            entry = {"file": path.name, "workload": describe(workload), **vars(staleness(table, workload))}
             try:
                 sums = check_sums(table, workload)
                 entry |= {"sums": summary(sums), "sentence": sentence(sums)}

@@ -12,7 +12,7 @@ from atoffer_rl.errors import AtofferError, NotRecorded
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.records import RecordedTable
-from atoffer_rl.table_summary import oracle as oracle_of_table
+from atoffer_rl.table_summary import best_recorded
 from tests.agents.conftest import WORKLOAD
 
 
@@ -50,7 +50,7 @@ def test_without_a_limit_random_search_finds_the_oracle(session_of, oracle_us):
 
 def test_oracle_is_the_best_of_the_table(session_of, table, measurer):
     scheme, latency_us = oracle(WORKLOAD, measurer)
-    assert latency_us == pytest.approx(oracle_of_table(table, WORKLOAD)[1])
+    assert latency_us == pytest.approx(best_recorded(table, WORKLOAD)[1])
     result = oracle_module.search(session_of(units=3))
     assert result.scheme == scheme
     assert result.regret == pytest.approx(0.0)

@@ -7,7 +7,7 @@ import pytest
 from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.scheme import Scheme
-from atoffer_rl.table_summary import oracle
+from atoffer_rl.table_summary import best_recorded
 from atoffer_rl.workload import Workload
 from tests.synthetic import synthetic_table
 
@@ -39,7 +39,7 @@ def recorded(monkeypatch):
 
 def test_the_best_recorded_scheme(atoffer, recorded):
     table, workload, options = recorded
-    best, best_us = oracle(table, workload)
+    best, best_us = best_recorded(table, workload)
     answer = json.loads(atoffer("explain", *options, "--json").out)
     assert answer["scheme"] == best.to_json()
     assert answer["layer_latency_us"] == pytest.approx(best_us)

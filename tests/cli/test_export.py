@@ -7,7 +7,7 @@ import pytest
 from atoffer_rl.cli import scheme_source
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.scheme import Scheme
-from atoffer_rl.table_summary import oracle
+from atoffer_rl.table_summary import best_recorded
 from atoffer_rl.workload import Workload
 from tests.synthetic import synthetic_table
 
@@ -29,12 +29,12 @@ def test_a_standalone_export_needs_cupy_alone(atoffer, tmp_path, table):
     scheme = Scheme.from_json(manifest["schemes"]["best"]["scheme"])
     assert manifest["requires"] == ["cupy"]
     assert not (folder / "atoffer_library").exists()
-    assert scheme == oracle(table, WORKLOAD, LegalSpace(WORKLOAD, table.device, standalone=True))[0]
-    assert scheme != oracle(table, WORKLOAD)[0]
+    assert scheme == best_recorded(table, WORKLOAD, LegalSpace(WORKLOAD, table.device, standalone=True))[0]
+    assert scheme != best_recorded(table, WORKLOAD)[0]
 
 
 def test_a_scheme_with_library_calls_is_not_standalone(atoffer, tmp_path, table):
-    scheme, _ = oracle(table, WORKLOAD)
+    scheme, _ = best_recorded(table, WORKLOAD)
     assert any(choice.template == "cublaslt" for choice in scheme.choices)
     (tmp_path / "scheme.json").write_text(json.dumps(scheme.to_json()))
     outcome = atoffer("export", tmp_path / "out", *SHAPE, "--scheme", tmp_path / "scheme.json", "--standalone")

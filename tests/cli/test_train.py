@@ -9,7 +9,7 @@ from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers import open as opening
 from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.scheme import Scheme
-from atoffer_rl.table_summary import oracle as best_recorded
+from atoffer_rl.table_summary import best_recorded
 from atoffer_rl.workload import Workload
 from tests.synthetic import synthetic_table
 

@@ -20,7 +20,7 @@ from atoffer_rl.records import load_table
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.store import Store
-from atoffer_rl.table_summary import check_sums, latencies, oracle, scheme_sum_us
+from atoffer_rl.table_summary import best_recorded, check_sums, latencies, scheme_sum_us
 from atoffer_rl.trial import SegmentRequest
 from atoffer_rl.workload import Workload
 from tests.kernels import planted_jobs
@@ -85,7 +85,7 @@ def test_a_table_is_complete_and_shares_signatures(make: Make, tmp_path: Path) -
         assert len(table.segments(workload)) == 5 * len(RUNS)
         assert len(table.forwards(workload)) == 40
         assert check_sums(table, workload).forwards == 40
-        best = oracle(table, workload)[0]
+        best = best_recorded(table, workload)[0]
         trials = ReplayMeasurer(table).measure([SegmentRequest(workload, choice) for choice in best.choices])
         assert all(len(trial.samples_us) >= recording.BEST_REPLAYS for trial in trials)
     assert {trial.table for trial in table.trials} == {table.header.table}

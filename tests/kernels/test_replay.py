@@ -9,14 +9,14 @@ from atoffer_rl.errors import NotRecorded
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.table_summary import oracle
+from atoffer_rl.table_summary import best_recorded
 from atoffer_rl.trial import ForwardRequest, SegmentRequest
 from tests.core.test_records import WORKLOAD, forward, toy_table
 
 
 def test_it_answers_what_was_recorded_and_knows_nothing_in_advance() -> None:
     table = toy_table()
-    scheme = oracle(table, WORKLOAD)[0]
+    scheme = best_recorded(table, WORKLOAD)[0]
     table = replace(table, trials=(*table.trials, forward(scheme, 30.0)))
     measurer = ReplayMeasurer(table)
     segments = [trial for trial in table.trials if trial.choice is not None]
@@ -41,7 +41,7 @@ def test_layers_and_epsilon_do_not_matter_but_the_mask_does() -> None:
 
 def test_what_was_not_recorded_is_said_in_one_line() -> None:
     measurer = ReplayMeasurer(toy_table())
-    scheme = oracle(toy_table(), WORKLOAD)[0]
+    scheme = best_recorded(toy_table(), WORKLOAD)[0]
     for request in (SegmentRequest(WORKLOAD, Choice(Run(0, 1), "toy")), ForwardRequest(WORKLOAD, scheme)):
         with pytest.raises(NotRecorded, match="--measurer cuda") as error:
             measurer.measure([request])
