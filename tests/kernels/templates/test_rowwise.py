@@ -7,6 +7,7 @@ from atoffer_rl.device import H100
 from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.kernels.templates.rowwise import MASK_COLUMNS, MASK_STARTS, TEMPLATE, longest_list, visited_pairs
+from atoffer_rl.masks import MAX_SEQ_LEN
 from atoffer_rl.operators import reads_mask, run_activations, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
@@ -53,7 +54,7 @@ def test_every_shape_has_a_choice(shape, dtype):
 
 
 def test_the_longest_possible_rows_have_a_choice():
-    longest = Workload(batch=1, seq_len=46340, heads=1, head_dim=64, mask="dense")
+    longest = Workload(batch=1, seq_len=MAX_SEQ_LEN, heads=1, head_dim=64, mask="dense")
     for run in (Run(2, 2), Run(4, 6), Run(5, 5)):
         assert default(longest, run)["warps"] == 1
 
