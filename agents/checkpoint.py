@@ -47,7 +47,7 @@ class Checkpoint:
     Attributes:
         weights: The policy's parameters by name.
         hidden: Width of its hidden layers.
-        space: Hash of the observations and templates that the weights were trained for.
+        space: Hash of the observations that the weights were trained for.
         run: The run's configuration and progress as plain JSON values; empty for a policy alone.
         optimizer: The optimizer's state; empty for a policy alone.
         random_state: Torch's random state; None for a policy alone.

@@ -129,7 +129,8 @@ def seeds() -> str:
         f"Default workload, {record['rows'][0]['budget']} units (a tenth of the table), {record['seeds']} seeds "
         f"([record](benchmarks/results/{name})); the agent's recommendation beats random search's in "
         f"{record['better_than_random_search']} of them, its rollout that of random weights in "
-        f"{record['better_than_random_weights']}:\n\n{table(['scheme', 'median regret'], rows)}"
+        f"{record['better_than_random_weights']}. Rollouts choose among what the run measured:\n\n"
+        f"{table(['scheme', 'median regret'], rows)}"
     )
 
 
