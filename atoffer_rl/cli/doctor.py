@@ -8,7 +8,7 @@ import typer
 from atoffer_rl.cli.options import JsonOption
 from atoffer_rl.cli.output import print_json, print_line
 from atoffer_rl.errors import AtofferError
-from atoffer_rl.records import list_workloads, recorded_workloads
+from atoffer_rl.records import describe, recorded_workloads
 
 PACKAGES = ("numpy", "torch", "stable-baselines3", "sb3-contrib", "cuda-core", "cupy-cuda13x", "cupy-cuda12x")
 
@@ -23,12 +23,13 @@ def command(*, json: JsonOption = False) -> None:
         print_json(findings)
     else:
         for name, value in findings.items():
-            print_line(f"{name:<12} {value}")
+            for line in value or ["none"] if isinstance(value, list) else [value]:
+                print_line(f"{name:<12} {line}")
     if not str(findings["compiling"]).startswith("works"):
         raise typer.Exit(1)
 
 
-def _findings() -> dict[str, str]:
+def _findings() -> dict[str, str | list[str]]:
     from atoffer_rl.kernels.cubin_cache import cache_folder
     from atoffer_rl.kernels.machine import what_is_missing
     from atoffer_rl.kernels.measurers.open import default_store
@@ -39,7 +40,7 @@ def _findings() -> dict[str, str]:
         "packages": ", ".join(f"{name} {number}" for name in PACKAGES if (number := _version(name))),
         "compiling": _compiling(),
         "live": f"not here: it needs {missing}" if missing else f"works on {_gpu()}",
-        "replay": list_workloads(recorded_workloads()),
+        "replay": [describe(workload) for workload in recorded_workloads()],
         "cache": str(cache_folder()),
         "store": str(default_store()),
     }

@@ -86,4 +86,6 @@ def test_doctor_says_what_is_missing(atoffer, monkeypatch):
     findings = json.loads(atoffer("doctor", "--json").out)
     assert findings["compiling"].startswith("works")
     assert "an NVIDIA GPU" in findings["live"]
-    assert "compiling" in atoffer("doctor").out
+    printed = atoffer("doctor").out
+    assert "compiling" in printed
+    assert all(f"replay       {workload}\n" in printed for workload in findings["replay"] or ["none"])
