@@ -193,6 +193,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         ledgers: More of them, one a workload; episodes draw from all.
         units: Budget in units of each ledger that the environment opens; None means no limit.
         seconds: Budget in measuring seconds of each ledger that the environment opens; None means no limit.
+        standalone: Whether each ledger that the environment opens offers only generated kernels.
 
     Raises:
         WorkloadError: If there is neither a ledger nor a workload with a measurer, or one of them is something else.
@@ -211,8 +212,9 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         ledgers: Iterable[Ledger] = (),
         units: int | None = None,
         seconds: float | None = None,
+        standalone: bool = False,
     ) -> None:
-        self._measurer, self._units, self._seconds = measurer, units, seconds
+        self._measurer, self._units, self._seconds, self._standalone = measurer, units, seconds, standalone
         given = [_checked_ledger(item) for item in ([ledger] if ledger is not None else []) + list(ledgers)]
         self._ledgers = {item.workload: item for item in given}
         self._views: dict[Workload, Progress] = {}
@@ -302,7 +304,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
                 raise WorkloadError(f"this environment has no measurer to open {workload.key} with: give it one")
             if isinstance(self._measurer, str):
                 raise WorkloadError(f"measurer must be what open_measurer gives, not the name {self._measurer!r}")
-            self._ledgers[workload] = Ledger(workload, self._measurer, self._units, self._seconds)
+            self._ledgers[workload] = Ledger(workload, self._measurer, self._units, self._seconds, self._standalone)
         return self._ledgers[workload]
 
     def _pick(self, options: Mapping[str, Any]) -> Ledger:

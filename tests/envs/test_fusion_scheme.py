@@ -54,6 +54,14 @@ def test_a_standalone_ledger_is_offered_generated_kernels_alone(measurer):
     assert {choice.template for choice in ledger.trials} <= generated
 
 
+def test_a_standalone_environment_opens_standalone_ledgers(measurer):
+    env = gymnasium.make(ENVIRONMENT, workload=WORKLOAD, measurer=measurer, units=8, standalone=True).unwrapped
+    assert env.ledger.space.standalone
+    env.reset(options={"workload": OTHER})
+    assert env.workload == OTHER
+    assert env.ledger.space.standalone
+
+
 def test_a_random_legal_walk_builds_a_legal_scheme(env):
     built = 0
     for seed in range(20):
