@@ -2,10 +2,11 @@
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoffer_rl.agents.registry import SEARCHERS, searcher_named
 from atoffer_rl.cli.options import workload_options
 from atoffer_rl.cli.output import print_line, print_table
 from atoffer_rl.cli.scheme_source import read_scheme
@@ -13,6 +14,9 @@ from atoffer_rl.cli.search_job import MAX_BUDGET
 from atoffer_rl.errors import AtofferError, LogError
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
+
+if TYPE_CHECKING:
+    from atoffer_rl.kernels.measurers.protocol import Measurer
 
 app = typer.Typer(
     help="Time ours beside eager and compiled PyTorch, with SDPA and FlexAttention, on this GPU.", no_args_is_help=True
@@ -62,8 +66,11 @@ def encoder(
     scheme: Annotated[
         Path | None, typer.Option(help="JSON file with our scheme; by default it is searched for, live.")
     ] = None,
-    searcher: Annotated[str, typer.Option(help="Who searches where no scheme is given.")] = "ppo",
+    searcher: Annotated[
+        str, typer.Option(help=f"Who searches where no scheme is given: {', '.join(SEARCHERS)}.")
+    ] = "ppo",
     budget: Annotated[int, typer.Option(min=1, max=MAX_BUDGET, help="Units of that search.")] = 128,
+    standalone: Annotated[bool, typer.Option("--standalone", help="Only generated kernels in that search.")] = False,
     replays: ReplaysOption = 30,
     store: StoreOption = None,
     json: RecordOption = None,
@@ -77,7 +84,10 @@ def encoder(
     measurer, line = open_measurer("cuda", workload, store)
     print_line(line)
     try:
-        chosen = read_scheme(scheme, workload) if scheme is not None else _search(workload, measurer, searcher, budget)
+        if scheme is not None:
+            chosen = read_scheme(scheme, workload)
+        else:
+            chosen = _search(workload, measurer, searcher, budget, standalone)
     finally:
         measurer.close()
     from atoffer_rl.bench.encoder import bench_encoder
@@ -87,12 +97,11 @@ def encoder(
     _finish([row], json)
 
 
-def _search(workload: Workload, measurer: Any, searcher: str, budget: int) -> Scheme:
-    from atoffer_rl.agents.registry import searcher_named
+def _search(workload: Workload, measurer: "Measurer", searcher: str, budget: int, standalone: bool) -> Scheme:
     from atoffer_rl.agents.session import Session
     from atoffer_rl.kernels.ledger import Ledger
 
-    result = searcher_named(searcher)(Session(Ledger(workload, measurer, units=budget)))
+    result = searcher_named(searcher)(Session(Ledger(workload, measurer, budget, standalone=standalone)))
     print_line(f"{searcher} found {result.latency_us:.1f} us a layer with {result.units} units")
     return result.scheme
 

@@ -6,6 +6,7 @@ import typer
 
 from atoffer_rl.cli import search_job as job
 from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.policy_source import read_policy
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ def command(
     """
     from atoffer_rl.agents.evaluation import evaluate
     from atoffer_rl.agents.run_state import check_run
-    from atoffer_rl.cli.train import starting_policy
 
-    checkpoint = starting_policy(policy)
+    checkpoint = read_policy(policy)
     if checkpoint.resumable:
         check_run(checkpoint)
     with job.opened_measurer(measurer, workload, store, json) as opened:

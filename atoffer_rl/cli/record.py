@@ -8,6 +8,7 @@ import typer
 from atoffer_rl.cli.json_file import read_json
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line
+from atoffer_rl.cli.progress_bar import ProgressBar
 from atoffer_rl.errors import NotRecorded, WorkloadError
 from atoffer_rl.records import RECORDS_FOLDER, RecordedTable, describe
 from atoffer_rl.table_summary import SumCheck, check_sums
@@ -41,7 +42,7 @@ def command(
     measurer, line = open_cuda(place, cubin_folder=place.parent / "record-cubins")
     _say(line, json)
     try:
-        with _Bar(quiet=json) as bar:
+        with ProgressBar(visible=not json) as bar:
             recording = record_table(
                 measurer,
                 asked,
@@ -112,28 +113,3 @@ def sentence(check: SumCheck) -> str:
         f"{check.rank_correlation:.3f}, {check.sum_over_forward:.3f} of a forward is its sum, and the best scheme's "
         f"own forward is {check.oracle_excess:+.1%} from the best among the finalists"
     )
-
-
-class _Bar:
-    """Progress on a terminal."""
-
-    def __init__(self, quiet: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), disable=quiet)
-        self._tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> "_Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def show(self, phase: str, done: int, total: int) -> None:
-        """Show how far `phase` is."""
-        if phase not in self._tasks:
-            self._tasks[phase] = self._progress.add_task(phase, total=total)
-        self._progress.update(self._tasks[phase], completed=done, total=total)

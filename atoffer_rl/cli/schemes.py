@@ -7,6 +7,7 @@ import typer
 
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line, print_table
+from atoffer_rl.cli.search_job import StandaloneOption
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.operators import OPERATOR_COUNT, run_operators
 from atoffer_rl.run import Run
@@ -23,6 +24,7 @@ def command(
         tuple[int, int] | None, typer.Option(help="Say why operators FIRST to LAST are legal or not.")
     ] = None,
     code: Annotated[int | None, typer.Option(help="Show what this AToffer code (0 to 65535) becomes.")] = None,
+    standalone: StandaloneOption = False,
     json: JsonOption = False,
 ) -> None:
     """List the legal runs of a workload, and how many schemes they make.
@@ -30,21 +32,21 @@ def command(
     Example: atoffer schemes --why 10 12 --dtype bfloat16
     """
     if why is not None:
-        _print_why(workload, why, json)
+        _print_why(workload, standalone, why, json)
     elif code is not None:
         _print_code(workload, code, json)
     else:
-        _print_space(workload, count, json)
+        _print_space(workload, standalone, count, json)
 
 
-def _print_why(workload: Workload, ends: tuple[int, int], json: bool) -> None:
+def _print_why(workload: Workload, standalone: bool, ends: tuple[int, int], json: bool) -> None:
     from atoffer_rl.kernels.legal_space import LegalSpace
 
     first, last = ends
     if not 0 <= first <= last < OPERATOR_COUNT:
         raise SchemeError(f"a run goes from one operator to a later one, both from 0 to {OPERATOR_COUNT - 1}")
     run = Run(first, last)
-    space = LegalSpace(workload)
+    space = LegalSpace(workload, standalone=standalone)
     sentence = space.why(run)
     if json:
         legal = bool(space.choices(run))
@@ -93,8 +95,8 @@ def _print_choices(scheme: Scheme) -> None:
     )
 
 
-def _print_space(workload: Workload, count_only: bool, json: bool) -> None:
-    space = _space(workload)
+def _print_space(workload: Workload, standalone: bool, count_only: bool, json: bool) -> None:
+    space = _space(workload, standalone)
     if json:
         print_json({name: value for name, value in space.items() if name != "runs" or not count_only})
         return
@@ -117,10 +119,10 @@ def _print_space(workload: Workload, count_only: bool, json: bool) -> None:
     print_line(f"{space['schemes']:,} schemes")
 
 
-def _space(workload: Workload) -> dict[str, Any]:
+def _space(workload: Workload, standalone: bool) -> dict[str, Any]:
     from atoffer_rl.kernels.legal_space import LegalSpace
 
-    space = LegalSpace(workload)
+    space = LegalSpace(workload, standalone=standalone)
     choices = {run: space.choices(run) for run in sorted(space.runs)}
     counts = {run: len(offered) for run, offered in choices.items()}
     return {

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from atoffer_rl.agents.registry import SEARCHERS, searcher_named
 from atoffer_rl.cli import search_job as job
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.workload import Workload
@@ -14,7 +15,7 @@ from atoffer_rl.workload import Workload
 def command(
     *,
     workload: Workload,
-    searcher: Annotated[str, typer.Option(help="Who searches: oracle, ppo or random.")] = "random",
+    searcher: Annotated[str, typer.Option(help=f"Who searches: {', '.join(SEARCHERS)}.")] = "random",
     measurer: job.MeasurerOption = "auto",
     budget: job.BudgetOption = None,
     seconds: job.SecondsOption = None,
@@ -31,7 +32,6 @@ def command(
     Example: atoffer search --searcher oracle --measurer replay --batch 16 --seq-len 256 --mask strided
     """
     from atoffer_rl.agents.log import RunLog
-    from atoffer_rl.agents.registry import searcher_named
 
     job.check_export_folder(export)
     chosen = searcher_named(searcher)

@@ -12,6 +12,7 @@ import typer
 from atoffer_rl.agents.hyperparameters import MAX_SEED
 from atoffer_rl.cli.errors import INTERRUPTED
 from atoffer_rl.cli.output import print_json, print_line, print_table
+from atoffer_rl.cli.progress_bar import ProgressBar
 from atoffer_rl.errors import LogError, NotRecorded
 from atoffer_rl.records import describe
 from atoffer_rl.scheme import Scheme
@@ -31,16 +32,26 @@ MAX_BUDGET = 10**9
 MeasurerOption = Annotated[str, typer.Option(help="Who measures: cuda (live), replay (recorded) or auto.")]
 BudgetOption = Annotated[
     int | None,
-    typer.Option(min=0, max=MAX_BUDGET, help="New choices to measure. [default: a tenth of the legal ones]"),
+    typer.Option(
+        min=0,
+        max=MAX_BUDGET,
+        help="New choices to measure. [default: a tenth of the legal ones; no limit with --seconds]",
+    ),
 ]
 StandaloneOption = Annotated[
     bool, typer.Option("--standalone", help="Only generated kernels, so that an export needs CuPy alone.")
 ]
-SecondsOption = Annotated[float | None, typer.Option(min=0, help="Measuring seconds to spend.")]
+SecondsOption = Annotated[
+    float | None,
+    typer.Option(min=0, help="Seconds of compiling, verifying and timing to spend. [default: no limit]"),
+]
 SeedOption = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of everything random.")]
 LogFolderOption = Annotated[Path, typer.Option(help="The run gets a folder of its own in here.")]
-StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are kept between runs.")]
-ExportOption = Annotated[Path | None, typer.Option(help="Export the scheme found to this folder.")]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(help="SQLite file that keeps live trials between runs. [default: trials.db in the cache folder]"),
+]
+ExportOption = Annotated[Path | None, typer.Option(help="Export the scheme found to this folder. [default: no export]")]
 ProgressOption = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar. [default: on a terminal]")
 ]
@@ -105,16 +116,12 @@ def run_name(searcher: str, workload: Workload, seed: int) -> str:
 @contextmanager
 def watched(session: "Session", show: bool | None, quiet: bool) -> Iterator[None]:
     """A progress bar of `session` on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     visible = not quiet and (sys.stderr.isatty() if show is None else show)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not visible) as bar:
-        task = bar.add_task("measuring", total=session.ledger.units)
+    with ProgressBar(visible) as bar:
+        bar.show("measuring", 0, session.ledger.units)
 
         def advance(point: "Point") -> None:
-            bar.update(task, completed=point.units, description=f"best {point.best_us:.1f} us a layer")
+            bar.show("measuring", point.units, session.ledger.units, f"best {point.best_us:.1f} us a layer")
 
         session.on_progress = advance
         yield

@@ -8,6 +8,7 @@ import typer
 from atoffer_rl.agents.hyperparameters import MAX_ENVS
 from atoffer_rl.cli import search_job as job
 from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.policy_source import read_policy
 from atoffer_rl.errors import PolicyError
 from atoffer_rl.workload import Workload
 
@@ -30,17 +31,28 @@ def command(
     seconds: job.SecondsOption = None,
     standalone: job.StandaloneOption = False,
     timesteps: Annotated[
-        int | None, typer.Option(min=0, max=MAX_TIMESTEPS, help="Stop at this many steps at the latest.")
+        int | None,
+        typer.Option(
+            min=0, max=MAX_TIMESTEPS, help="Stop at this many environment steps at the latest. [default: as --config]"
+        ),
     ] = None,
-    n_envs: Annotated[int | None, typer.Option(min=1, max=MAX_ENVS, help="Environments that share the budget.")] = None,
+    n_envs: Annotated[
+        int | None, typer.Option(min=1, max=MAX_ENVS, help="Environments that share the budget. [default: as --config]")
+    ] = None,
     seed: job.SeedOption = 0,
     policy: Annotated[
         str, typer.Option(help="Start from this policy or checkpoint; shipped, or random for random weights.")
     ] = "shipped",
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with this checkpoint.zip: its workload, space, budget and seed hold.")
+        Path | None,
+        typer.Option(
+            help="Go on with this checkpoint.zip: its workload, space, budget and seed hold. [default: a new run]"
+        ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="Hyperparameters, as agents/config/ppo.yml.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of hyperparameters. [default: agents/config/ppo.yml, or those of --resume]"),
+    ] = None,
     log_folder: job.LogFolderOption = Path("logs"),
     store: job.StoreOption = None,
     export: job.ExportOption = None,
@@ -75,7 +87,7 @@ def command(
 def _start(policy: str, resume: Path | None) -> "Checkpoint | None":
     if resume is not None:
         return _resumed(resume)
-    return None if policy == "random" else starting_policy(policy).policy_alone()
+    return None if policy == "random" else read_policy(policy).policy_alone()
 
 
 def _resumed(path: Path) -> "Checkpoint":
@@ -87,22 +99,6 @@ def _resumed(path: Path) -> "Checkpoint":
         raise PolicyError(f"{path} is a policy, not a checkpoint of a run: use --policy instead of --resume")
     check_run(checkpoint)
     return checkpoint
-
-
-def starting_policy(policy: str) -> "Checkpoint":
-    """The policy `shipped` with the package, or the one in a file.
-
-    Raises:
-        PolicyError: If it is missing, damaged or was trained for another space.
-    """
-    from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, load_checkpoint
-
-    if policy != "shipped":
-        return load_checkpoint(Path(policy))
-    try:
-        return load_checkpoint(SHIPPED_POLICY)
-    except PolicyError as error:
-        raise PolicyError(f"the shipped policy cannot be used ({error}); --policy random starts without it") from error
 
 
 def _hyperparameters(path: Path | None, start: "Checkpoint | None", changes: dict[str, int | None]) -> "PPOConfig":

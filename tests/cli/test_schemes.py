@@ -37,6 +37,14 @@ def test_why(atoffer):
     assert "tile" not in tile_in_float32.out
 
 
+def test_a_standalone_space_has_generated_kernels_alone(atoffer):
+    space = json.loads(atoffer("schemes", "--standalone", "--json").out)
+    assert not [row for row in space["runs"] if "cublaslt" in row["templates"]]
+    assert space["choices"] < json.loads(atoffer("schemes", "--count", "--json").out)["choices"]
+    assert "cublaslt" in atoffer("schemes", "--why", 0, 0).out
+    assert "cublaslt" not in atoffer("schemes", "--why", 0, 0, "--standalone").out
+
+
 @pytest.mark.parametrize("ends", [(3, 2), (-1, 4), (3, 15)])
 def test_why_takes_a_run(atoffer, ends):
     outcome = atoffer("schemes", "--why", *ends)

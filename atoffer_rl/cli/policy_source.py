@@ -1,0 +1,25 @@
+"""Where commands take a policy from."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoffer_rl.errors import PolicyError
+
+if TYPE_CHECKING:
+    from atoffer_rl.agents.checkpoint import Checkpoint
+
+
+def read_policy(policy: str) -> "Checkpoint":
+    """The policy `shipped` with the package, or the one in a file.
+
+    Raises:
+        PolicyError: If it is missing, damaged or was trained for another space.
+    """
+    from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, load_checkpoint
+
+    if policy != "shipped":
+        return load_checkpoint(Path(policy))
+    try:
+        return load_checkpoint(SHIPPED_POLICY)
+    except PolicyError as error:
+        raise PolicyError(f"the shipped policy cannot be used ({error}); --policy random starts without it") from error
