@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,10 +107,27 @@ class RunLog:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
-            yield
+            with _uninterrupted():
+                yield
         except OSError as error:
             reason = error.strerror or str(error)
             raise LogError(f"cannot write the log folder {self.folder} ({reason}): use another --log-folder") from error
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back: in the midst of TensorBoard's queue it would leave a lock taken, and the next write hangs."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield  # signals reach the main thread alone, and a handler that is not Python's cannot be put back
+        return
+    pressed: list[int] = []
+    earlier = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _opened_trials(path: Path) -> TextIO:

@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -45,6 +47,25 @@ def test_a_line_that_was_left_half_written_is_dropped(tmp_path):
     with RunLog(tmp_path) as log:
         log.trial({"number": 2})
     assert (tmp_path / TRIALS_FILE).read_text() == '{"number": 1}\n{"number": 2}\n'
+
+
+def test_ctrl_c_waits_until_a_write_is_done(tmp_path, monkeypatch):
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    steps = []
+    try:
+        with RunLog(tmp_path) as log:
+
+            def interrupted(*_):
+                signal.raise_signal(signal.SIGINT)
+                steps.append("written")
+
+            monkeypatch.setattr(log._writer, "add_scalar", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                log.scalar("a", 1.0, 0)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+    assert steps == ["written"]
 
 
 def test_one_run_writes_a_folder_at_a_time(tmp_path):
