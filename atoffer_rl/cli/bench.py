@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from atoffer_rl.kernels.measurers.protocol import Measurer
 
 app = typer.Typer(
-    help="Time ours beside eager and compiled PyTorch, with SDPA and FlexAttention, on this GPU.", no_args_is_help=True
+    help="Time ours beside eager and compiled PyTorch, with SDPA and FlexAttention, on this GPU.\n\n"
+    "Example: atoffer bench encoder --batch 16 --seq-len 256 --mask strided",
+    no_args_is_help=True,
 )
 
 RecordOption = Annotated[Path | None, typer.Option("--json", help="Also write the record, with all samples, here.")]
