@@ -118,6 +118,7 @@ class _Progress(BaseCallback):
         self.settled = 0
 
     def _on_step(self) -> bool:
+        self.session.check_interrupt()
         self.session.note()
         for info in self.locals["infos"]:
             if "recommended_us" in info:

@@ -15,6 +15,7 @@ def search(session: Session) -> Result:
     """Measure legal choices in a uniformly random order until the budget is spent."""
     ledger, order = session.ledger, shuffled_choices(session)
     while not ledger.spent:
+        session.check_interrupt()
         batch = list(islice(order, int(min(BATCH, ledger.units_left))))
         if not batch:
             break

@@ -103,6 +103,7 @@ class Session:
         seed: Seed of everything random.
         oracle_us: Layer latency of the oracle's scheme where it is known.
         on_progress: Called with the newest point after every `note`.
+        interrupted: Whether the user asked to stop, should an interrupt have got lost.
         restored: Choices that an earlier part of this search paid for.
     """
 
@@ -111,6 +112,7 @@ class Session:
     seed: int = 0
     oracle_us: float | None = None
     on_progress: Callable[[Point], None] | None = None
+    interrupted: Callable[[], bool] = lambda: False
     restored: tuple[Choice, ...] = ()
 
     def __post_init__(self) -> None:
@@ -132,6 +134,15 @@ class Session:
     def charged(self) -> tuple[Choice, ...]:
         """Choices that this search paid for, in order."""
         return self.restored + tuple(islice(self.ledger.trials, self._known, None))
+
+    def check_interrupt(self) -> None:
+        """End the search if the user asked for it; searchers call it in every turn.
+
+        Raises:
+            KeyboardInterrupt: If so.
+        """
+        if self.interrupted():
+            raise KeyboardInterrupt
 
     def note(self) -> None:
         """Log the trials measured since the last call; searchers call it whenever they have measured."""

@@ -11,6 +11,7 @@ import typer
 
 from atoffer_rl.agents.hyperparameters import MAX_SEED
 from atoffer_rl.cli.errors import INTERRUPTED
+from atoffer_rl.cli.interrupts import noted_interrupts
 from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.cli.progress_bar import ProgressBar
 from atoffer_rl.errors import LogError, NotRecorded
@@ -130,10 +131,11 @@ def watched(session: "Session", show: bool | None, quiet: bool) -> Iterator[None
 
 def searched(searcher: "Searcher", name: str, session: "Session") -> "Result":
     """What `searcher` found, also where Ctrl-C ended it."""
-    try:
-        return searcher(session)
-    except KeyboardInterrupt:
-        return session.result(name, finished=False)
+    with noted_interrupts() as session.interrupted:
+        try:
+            return searcher(session)
+        except KeyboardInterrupt:
+            return session.result(name, finished=False)
 
 
 def finish(result: "Result", session: "Session", export: Path | None, json: bool) -> int:

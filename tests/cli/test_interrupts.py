@@ -1,0 +1,46 @@
+import os
+import signal
+import weakref
+
+import pytest
+
+from atoffer_rl.cli.interrupts import noted_interrupts
+
+
+class Finalised:
+    """Something whose end can be watched."""
+
+
+@pytest.fixture(autouse=True)
+def python_handles_interrupts():
+    """As in a terminal, also where tests run with SIGINT ignored."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, earlier)
+
+
+def test_an_interrupt_is_raised_and_noted():
+    with noted_interrupts() as pressed:
+        assert not pressed()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert pressed()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_a_finaliser_swallows_is_noted_and_not_shown(capfd):
+    with noted_interrupts() as pressed:
+        watched = Finalised()
+        watch = weakref.ref(watched, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del watched
+        assert watch() is None
+        assert pressed()
+    assert capfd.readouterr().err == ""
+
+
+def test_where_interrupts_are_ignored_they_stay_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with noted_interrupts() as pressed:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not pressed()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
