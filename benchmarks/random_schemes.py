@@ -17,27 +17,10 @@ from atoffer_rl.errors import AtofferError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.kernels.measurers.open import open_cuda
-from atoffer_rl.operators import OPERATOR_COUNT
-from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.trial import ForwardRequest, Trial
 from atoffer_rl.workload import Workload
 
 CODES = 2**16
-
-
-def random_scheme(space: LegalSpace, source: random.Random) -> Scheme:
-    """A scheme from a uniform walk over legal runs, each with a uniform choice."""
-    legal = sorted(space.runs)
-    ends = {OPERATOR_COUNT}
-    for run in sorted(legal, key=lambda run: -run.last):
-        if run.last + 1 in ends:
-            ends.add(run.first)
-    choices: list[Choice] = []
-    while len(choices) == 0 or choices[-1].run.last + 1 < OPERATOR_COUNT:
-        position = choices[-1].run.last + 1 if choices else 0
-        run = source.choice([run for run in legal if run.first == position and run.last + 1 in ends])
-        choices.append(source.choice(space.choices(run)))
-    return Scheme(tuple(choices))
 
 
 def describe(name: str, trials: list[Trial]) -> dict[str, object]:
@@ -67,7 +50,7 @@ def main() -> int:
         measurer, line = open_cuda(Path(folder) / "trials.db")
         print(line)
         space = LegalSpace(workload, measurer.device)
-        schemes = [random_scheme(space, source) for _ in range(options.schemes)]
+        schemes = [space.draw(source) for _ in range(options.schemes)]
         codes = source.sample(range(CODES), options.codes)
         lowered = [lower(AtofferProgram.from_code(code), workload) for code in codes]
         try:

@@ -124,6 +124,7 @@ def seeds() -> str:
         ("its rollout before training", percent(record["median_rollout_before_regret"])),
         ("a rollout of random weights", percent(record["median_rollout_random_weights_regret"])),
         ("random search's recommendation", percent(record["median_random_search_regret"])),
+        ("a random scheme", percent(record["median_random_scheme_regret"])),
     ]
     return (
         f"Default workload, {record['rows'][0]['budget']} units (a tenth of the table), {record['seeds']} seeds "

@@ -3,13 +3,14 @@
     python benchmarks/train_seeds.py --json benchmarks/results/train_seeds.json
 
 The budget is a tenth of the workload's choices. For every seed: the regret of the recommendation, of random
-search's recommendation, and of the policy's own deterministic rollout over the choices that the run measured:
-with random weights, with the weights that training began with, and when it ended.
+search's recommendation, of the median random scheme, and of the policy's own deterministic rollout over the choices
+that the run measured: with random weights, with the weights that training began with, and when it ended.
 """
 
 import argparse
 import json
 import platform
+import random
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -33,7 +34,8 @@ from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.records import RecordedTable, load_table, table_for
 from atoffer_rl.workload import Workload
 
-REGRETS = ("recommendation", "rollout", "rollout_before", "rollout_random_weights", "random_search")
+REGRETS = ("recommendation", "rollout", "rollout_before", "rollout_random_weights", "random_search", "random_scheme")
+SCHEMES_DRAWN = 300
 
 
 def main() -> None:
@@ -81,6 +83,7 @@ def run_seed(seed: int, table_path: Path | None, policy: str) -> dict[str, Any]:
         "rollout_before_regret": _rollout_regret(session, start),
         "rollout_random_weights_regret": _rollout_regret(session, None),
         "random_search_regret": other.regret,
+        "random_scheme_regret": _random_scheme_regret(session),
         "measuring_seconds": result.seconds,
         "wall_seconds": result.wall_seconds,
     }
@@ -92,6 +95,16 @@ def _rollout_regret(session: Session, start: Checkpoint | None) -> float:
     scheme = rehearsal.rollout(PPOSearch(ppo_config(), start).model(session, rehearsal).policy)
     assert session.oracle_us is not None
     return measured_us(session.ledger, scheme) / session.oracle_us - 1.0
+
+
+def _random_scheme_regret(session: Session) -> float:
+    """Median regret of random schemes of the whole table; one that fails counts as infinite."""
+    everything = Ledger(session.workload, session.ledger.measurer)
+    everything.measure_all(everything.space.all_choices)
+    source = random.Random(session.seed)
+    drawn = [measured_us(everything, everything.space.draw(source)) for _ in range(SCHEMES_DRAWN)]
+    assert session.oracle_us is not None
+    return median(drawn) / session.oracle_us - 1.0
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:

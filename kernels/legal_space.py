@@ -1,5 +1,6 @@
 """What is legal for a workload on a device: the choices that searches are over."""
 
+import random
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -70,6 +71,24 @@ class LegalSpace:
             if not generated.choices(run):
                 raise NoTemplate(f"no generated template: {generated.why(run)}")
         return Scheme(tuple(generated.choices(run)[0] for run in singles))
+
+    def draw(self, source: random.Random) -> Scheme:
+        """A scheme from a uniform walk over legal runs that lead to the end, each with a uniform choice.
+
+        Raises:
+            NoTemplate: If the legal runs do not cover the layer.
+        """
+        ends = {OPERATOR_COUNT}
+        for run in sorted(self.runs, key=lambda run: -run.last):
+            if run.last + 1 in ends:
+                ends.add(run.first)
+        choices: list[Choice] = []
+        position = 0
+        while position < OPERATOR_COUNT:
+            run = source.choice([run for run in sorted(self.runs) if run.first == position and run.last + 1 in ends])
+            choices.append(source.choice(self.choices(run)))
+            position = run.last + 1
+        return Scheme(tuple(choices))
 
     def why(self, run: Run) -> str:
         """In a sentence, why `run` is or is not legal."""

@@ -1,3 +1,5 @@
+import random
+
 import pytest
 
 from atoffer_rl.errors import SchemeError
@@ -54,3 +56,13 @@ def test_a_library_call_is_told_from_an_illegal_choice():
     unknown = Scheme((Choice(Run(0, 0), "gemm", (("no", 1),)), *whole.unfused.choices[1:]))
     with pytest.raises(SchemeError, match="not legal"):
         standalone.check(unknown)
+
+
+def test_drawn_schemes_are_legal_and_differ():
+    space = LegalSpace(Workload(batch=2, seq_len=24, heads=2, head_dim=32, ffn_dim=64))
+    source = random.Random(0)
+    drawn = [space.draw(source) for _ in range(500)]
+    for scheme in drawn:
+        space.check(scheme)
+    assert len(set(drawn)) == 500
+    assert {run for scheme in drawn for run in scheme.runs} == space.runs
