@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from atoffer_rl.bench.contest import OURS, Contender, Launch, hold, row_of
-from atoffer_rl.bench.peers import Peer, Weights, compiled, layer_function, peers_of
+from atoffer_rl.bench.peers import Peer, Weights, layer_function, peers_of, prepared
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses, compile_encoder
 from atoffer_rl.kernels.machine import current_device
@@ -63,9 +63,7 @@ def _ours(workload: Workload, scheme: Scheme, x: torch.Tensor, weights: list[dic
 
 def _peer(workload: Workload, peer: Peer, x: torch.Tensor, weights: list[dict[str, torch.Tensor]]) -> Contender:
     def prepare() -> Launch:
-        layer = layer_function(workload, peer.attention)
-        if peer.compiled:
-            layer = compiled(layer)
+        layer = prepared(layer_function(workload, peer.attention), peer)
 
         def launch() -> torch.Tensor:
             return _forward(layer, x, weights)

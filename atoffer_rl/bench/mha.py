@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from atoffer_rl.bench.contest import OURS, Contender, Launch, hold, row_of
-from atoffer_rl.bench.peers import Peer, attention_function, compiled, peers_of
+from atoffer_rl.bench.peers import Peer, attention_function, peers_of, prepared
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses
 from atoffer_rl.kernels.launch import load_choice
@@ -100,9 +100,7 @@ def _ours(workload: Workload, choice: Choice, inputs: dict[str, torch.Tensor]) -
 
 def _peer(workload: Workload, peer: Peer, inputs: dict[str, torch.Tensor]) -> Contender:
     def prepare() -> Launch:
-        function = attention_function(workload, peer.attention)
-        if peer.compiled:
-            function = compiled(function)
+        function = prepared(attention_function(workload, peer.attention), peer)
         return lambda: function(inputs["qkv_raw"], inputs["b_qkv"])
 
     return Contender(peer.name, prepare)

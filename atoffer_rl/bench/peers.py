@@ -13,7 +13,9 @@ from atoffer_rl.workload import Workload
 Weights: TypeAlias = Mapping[str, torch.Tensor]
 Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Merged: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-COMPILE_MODE = "max-autotune-no-cudagraphs"
+COMPILE_MODES = {"": "default", " max-autotune": "max-autotune-no-cudagraphs"}
+"""torch.compile's modes by what they add to a peer's name. Tuned is not always faster, so users have both; its own
+CUDA graphs stay off, because ours wrap it."""
 
 
 @dataclass(frozen=True)
@@ -23,25 +25,23 @@ class Peer:
     Attributes:
         name: As reports name it.
         attention: From q, k, v, each (batch, heads, seq_len, head_dim), to the same shape.
-        compiled: Whether torch.compile is applied to the whole function.
+        mode: The mode of torch.compile that the whole function is compiled in; None leaves it eager.
     """
 
     name: str
     attention: Attention
-    compiled: bool
+    mode: str | None = None
 
 
 def peers_of(workload: Workload, device: torch.device) -> list[Peer]:
     """Every peer, holding the workload's mask on `device`."""
     keep = torch.from_numpy(workload.mask_spec.keep(workload.seq_len).copy()).to(device)[:, None]
-    naive, sdpa = _naive(keep, workload.head_dim), _sdpa(keep)
-    return [
-        Peer("eager naive", naive, compiled=False),
-        Peer("eager SDPA", sdpa, compiled=False),
-        Peer("compile naive", naive, compiled=True),
-        Peer("compile SDPA", sdpa, compiled=True),
-        Peer("compile Flex", _flex(keep, workload), compiled=True),
-    ]
+    eager = {"naive": _naive(keep, workload.head_dim), "SDPA": _sdpa(keep)}
+    peers = [Peer(f"eager {name}", attention) for name, attention in eager.items()]
+    for suffix, mode in COMPILE_MODES.items():
+        named = eager | {"Flex": _flex(keep, workload)}
+        peers += [Peer(f"compile {name}{suffix}", attention, mode) for name, attention in named.items()]
+    return peers
 
 
 def _naive(keep: torch.Tensor, head_dim: int) -> Attention:
@@ -114,7 +114,9 @@ def layer_function(workload: Workload, attention: Attention) -> Callable[[torch.
     return layer
 
 
-def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`function` under torch.compile, tuned as far as it goes without its own CUDA graphs (ours wrap it)."""
+def prepared(function: Callable[..., torch.Tensor], peer: Peer) -> Callable[..., torch.Tensor]:
+    """`function` as `peer` runs it: as it is, or compiled for its shapes."""
+    if peer.mode is None:
+        return function
     torch._dynamo.reset()
-    return torch.compile(function, dynamic=False, fullgraph=True, mode=COMPILE_MODE)
+    return torch.compile(function, dynamic=False, fullgraph=True, mode=peer.mode)

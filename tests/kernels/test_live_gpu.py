@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atoffer_rl.errors import LaunchError
@@ -55,7 +56,7 @@ def test_one_choice_of_every_template_and_run(measurer: CudaMeasurer) -> None:
         assert trial.latency_us is not None
         assert 0.5 < trial.latency_us < 5_000
         assert len(trial.samples_us) >= 20
-        assert max(trial.samples_us) / min(trial.samples_us) < 2
+        assert np.quantile(trial.samples_us, 0.75) / min(trial.samples_us) < 2, "one hiccup is not a measurement"
     assert measurer.measure(requests) == trials
 
 
