@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from atoffer_rl.bench.contest import OURS, Contender, Launch, hold, row_of
-from atoffer_rl.bench.peers import Peer, Weights, layer_function, peers_of, prepared
-from atoffer_rl.errors import LaunchError
+from atoffer_rl.bench.contest import OURS, Contender, Contest, Launch, row_of
+from atoffer_rl.bench.peers import Peer, Weights, encoder_peers, layer_function, prepared
 from atoffer_rl.kernels.encoder import addresses, compile_encoder
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.reference import TORCH_DTYPES, Precision, draw_weights, encoder_reference
@@ -33,15 +32,13 @@ def bench_encoder(workload: Workload, scheme: Scheme, replays: int) -> dict[str,
     x = torch.randn(shape, generator=source, device=device).to(TORCH_DTYPES[workload.element])
     launch = _ours(workload, scheme, x, weights)
     contenders = [Contender(OURS, lambda: launch)]
-    contenders += [_peer(workload, peer, x, weights) for peer in peers_of(workload, device)]
-    standing = hold(contenders, launches=1, replays=replays)
-    if OURS in standing.errors:
-        raise LaunchError(standing.errors[OURS])
+    contenders += [_peer(workload, peer, x, weights) for peer in encoder_peers(workload, device)]
+    contest = Contest(contenders, launches=(1,))
     exact = encoder_reference(workload, x, weights)
     eager = encoder_reference(workload, x, weights, Precision.EAGER)
     floor_us = memory_us(workload.layers * run_bytes(workload, WHOLE_LAYER), current_device())
-    verdict = compare(standing.results[OURS], exact, eager, workload.element.epsilon)
-    return _identity(workload, scheme) | row_of(standing, verdict, floor_us)
+    verdict = compare(contest.result, exact, eager, workload.element.epsilon)
+    return _identity(workload, scheme) | row_of(contest.time(replays), verdict, floor_us)
 
 
 def _identity(workload: Workload, scheme: Scheme) -> dict[str, Any]:
@@ -63,7 +60,7 @@ def _ours(workload: Workload, scheme: Scheme, x: torch.Tensor, weights: list[dic
 
 def _peer(workload: Workload, peer: Peer, x: torch.Tensor, weights: list[dict[str, torch.Tensor]]) -> Contender:
     def prepare() -> Launch:
-        layer = prepared(layer_function(workload, peer.attention), peer)
+        layer = prepared(layer_function(workload, peer.make()), peer)
 
         def launch() -> torch.Tensor:
             return _forward(layer, x, weights)

@@ -1,94 +1,117 @@
-"""`bench mha`: sparse attention from the fused QKV projection to merged heads, ours beside PyTorch's."""
+"""One cell of `bench mha`: sparse attention from the fused QKV projection to merged heads, ours beside the peers.
 
+Peers are given the projection with its bias added, as a product's epilogue leaves it, in memory that they may view as
+they like; ours is given it without, and adds the bias itself.
+"""
+
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from atoffer_rl.bench.contest import OURS, Contender, Launch, hold, row_of
-from atoffer_rl.bench.peers import Peer, attention_function, peers_of, prepared
+from atoffer_rl.bench.cells import ATTENTION, Cell
+from atoffer_rl.bench.contest import OURS, Contender, Contest, Launch, row_of
+from atoffer_rl.bench.graph_timing import GRAPH_LAUNCHES
+from atoffer_rl.bench.peers import Peer, attention_function, attention_peers, prepared
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses
-from atoffer_rl.kernels.launch import load_choice
-from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.launch import Launchable, load_choice
 from atoffer_rl.kernels.machine import current_device
-from atoffer_rl.kernels.measurers.protocol import Measurer
-from atoffer_rl.kernels.reference import Inputs, Precision, draw_inputs, run_reference
-from atoffer_rl.kernels.verify import compare
+from atoffer_rl.kernels.reference import Inputs, Precision, batch_chunks, draw_inputs, run_reference
+from atoffer_rl.kernels.verify import Comparison, Verdict, differences
 from atoffer_rl.roofline import memory_us
-from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice
-from atoffer_rl.table_summary import latencies
 from atoffer_rl.tensors import layer_tensors
-from atoffer_rl.trial import SegmentRequest
 from atoffer_rl.workload import Workload
 
-ATTENTION = Run(1, 6)
 RESULT = "merged"
-LAUNCHES = 20
+SEED = 0
 SMALLEST_FLOOR_US = 2.0
-GRIDS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]] = {
-    "paper": ((1, 8, 16), (64, 128, 256, 384, 512, 768, 1024), ("strided", "fixed")),
-    "small": ((1, 16), (128, 256), ("strided", "fixed")),
-}
+PEAKED_ENTRIES = slice(0, 2)
 
 
-def grid_workloads(name: str, workload: Workload) -> list[Workload]:
-    """The cells of grid `name`, with everything but batch, sequence and mask taken from `workload`."""
-    batches, lengths, masks = GRIDS[name]
-    fields = workload.to_json()
-    return [
-        Workload(**fields | {"batch": batch, "seq_len": seq_len, "mask": mask})
-        for mask in masks
-        for batch in batches
-        for seq_len in lengths
-    ]
+class CellBench:
+    """Ours verified, and every contender of a cell built, run and captured; to be timed when the GPU is free.
 
-
-def bench_mha(workload: Workload, measurer: Measurer, replays: int) -> dict[str, Any]:
-    """One row: our fastest choice for operators 1 to 6, found by measuring them all, and every peer.
+    Args:
+        cell: Which.
 
     Raises:
-        LaunchError: If none of our choices is right here.
+        CompileError: If our choice does not compile.
+        LaunchError: If our choice does not run, or gives a wrong result.
     """
-    device = torch.device("cuda")
-    choice = _fastest(workload, measurer)
-    inputs = draw_inputs(workload, ATTENTION, Inputs.RANDOM, seed=1, device=device)
-    contenders = [Contender(OURS, lambda: _ours(workload, choice, inputs))]
-    contenders += [_peer(workload, peer, inputs) for peer in peers_of(workload, device)]
-    standing = hold(contenders, LAUNCHES, replays)
-    if OURS in standing.errors:
-        raise LaunchError(standing.errors[OURS])
-    exact = run_reference(workload, ATTENTION, inputs)[RESULT]
-    eager = run_reference(workload, ATTENTION, inputs, Precision.EAGER)[RESULT]
-    verdict = compare(standing.results[OURS], exact, eager, workload.element.epsilon)
-    return _identity(workload, choice) | row_of(standing, verdict, _floor_us(workload))
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        workload, device = cell.workload, torch.device("cuda", torch.cuda.current_device())
+        _limit_memory(cell.allowed_bytes)
+        self._segment = load_choice(workload, cell.choice)
+        self._verdict = self._verified(Inputs.RANDOM, batch_chunks(workload))
+        self._peaked = self._verified(Inputs.PEAKED, _peaked_chunks(workload))
+        torch.cuda.empty_cache()
+        inputs = draw_inputs(workload, ATTENTION, Inputs.RANDOM, SEED, device)
+        self._out = _result_tensor(workload, inputs)
+        qkv = inputs["qkv_raw"] + inputs["b_qkv"]
+        contenders = [Contender(OURS, lambda: _ours(self._segment, inputs, self._out))]
+        contenders += [_peer(workload, peer, qkv) for peer in attention_peers(workload, device)]
+        self._contest = Contest(contenders, GRAPH_LAUNCHES)
+
+    def _verified(self, kind: Inputs, chunks: Iterable[slice]) -> Verdict:
+        workload = self._cell.workload
+        inputs = draw_inputs(workload, ATTENTION, kind, SEED, torch.device("cuda", torch.cuda.current_device()))
+        out = _ours(self._segment, inputs, _result_tensor(workload, inputs).fill_(float("nan")))()
+        verdict = judge(workload, inputs, out, chunks)
+        if not verdict.passed:
+            raise LaunchError(f"ours, {self._cell.choice}, is wrong on {kind.value} inputs: {verdict.reason}")
+        return verdict
+
+    def time(self, replays: int) -> dict[str, Any]:
+        """The cell's row."""
+        standing = self._contest.time(replays)
+        shared = row_of(standing, self._verdict, floor_us(self._cell.workload))
+        peaked = {"peaked_error": self._peaked.max_error, "peaked_budget": self._peaked.error_budget}
+        return self._cell.identity | shared | peaked
 
 
-def _fastest(workload: Workload, measurer: Measurer) -> Choice:
-    choices = LegalSpace(workload, measurer.device).choices(ATTENTION)
-    trials = measurer.measure([SegmentRequest(workload, choice) for choice in choices])
-    latencies_us = latencies(dict(zip(choices, trials, strict=True)))
-    if not latencies_us:
-        reasons = "; ".join(dict.fromkeys(f"{trial.status.value}: {trial.reason}" for trial in trials))
-        raise LaunchError(f"no attention kernel is right here ({reasons or 'none is legal'})")
-    return min(latencies_us, key=lambda choice: latencies_us[choice])
+def judge(
+    workload: Workload, inputs: Mapping[str, torch.Tensor], out: torch.Tensor, chunks: Iterable[slice]
+) -> Verdict:
+    """Whether `out` is right, for so many sequences of the batch at a time as `chunks` says."""
+    found = []
+    for entries in chunks:
+        exact = run_reference(workload, ATTENTION, inputs, Precision.EXACT, entries)[RESULT]
+        eager = run_reference(workload, ATTENTION, inputs, Precision.EAGER, entries)[RESULT]
+        found.append(differences(out[entries], exact, eager))
+    comparison = Comparison(*torch.stack(found).amax(dim=0).tolist())
+    epsilon = workload.element.epsilon
+    fault = comparison.fault(epsilon)
+    return Verdict(not fault, fault, comparison.max_error, comparison.budget(epsilon))
 
 
-def _floor_us(workload: Workload) -> float:
+def floor_us(workload: Workload) -> float:
     """QKV read once and the output written once; never under what a launch takes."""
     tensors = layer_tensors(workload)
     moved = tensors["qkv_raw"].size_bytes + tensors[RESULT].size_bytes
     return max(SMALLEST_FLOOR_US, memory_us(moved, current_device()))
 
 
-def _identity(workload: Workload, choice: Choice) -> dict[str, Any]:
-    fields = ("mask", "batch", "seq_len", "heads", "head_dim", "dtype")
-    return {name: getattr(workload, name) for name in fields} | {"ours_choice": str(choice)}
+def _limit_memory(allowed_bytes: int) -> None:
+    """Keep torch in this process from taking what other cells were promised."""
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total))
 
 
-def _ours(workload: Workload, choice: Choice, inputs: dict[str, torch.Tensor]) -> Launch:
-    segment = load_choice(workload, choice)
-    out = torch.empty(layer_tensors(workload)[RESULT].shape, dtype=inputs["qkv_raw"].dtype, device="cuda")
+def _peaked_chunks(workload: Workload) -> list[slice]:
+    """The first sequences alone: the others are no different."""
+    first = range(workload.batch)[PEAKED_ENTRIES]
+    return [slice(entry, entry + 1) for entry in first]
+
+
+def _result_tensor(workload: Workload, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    raw = inputs["qkv_raw"]
+    return torch.empty(layer_tensors(workload)[RESULT].shape, dtype=raw.dtype, device=raw.device)
+
+
+def _ours(segment: Launchable, inputs: Mapping[str, torch.Tensor], out: torch.Tensor) -> Launch:
     pointers = addresses({**inputs, RESULT: out})
 
     def launch() -> torch.Tensor:
@@ -98,9 +121,9 @@ def _ours(workload: Workload, choice: Choice, inputs: dict[str, torch.Tensor]) -
     return launch
 
 
-def _peer(workload: Workload, peer: Peer, inputs: dict[str, torch.Tensor]) -> Contender:
+def _peer(workload: Workload, peer: Peer, qkv: torch.Tensor) -> Contender:
     def prepare() -> Launch:
-        function = prepared(attention_function(workload, peer.attention), peer)
-        return lambda: function(inputs["qkv_raw"], inputs["b_qkv"])
+        function = prepared(attention_function(workload, peer.make()), peer)
+        return lambda: function(qkv)
 
-    return Contender(peer.name, prepare)
+    return Contender(peer.name, prepare, peer.option)

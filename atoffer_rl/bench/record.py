@@ -1,29 +1,119 @@
-"""Benchmark records: what `--json` writes, and the table that people read."""
+"""Benchmark records: what `--json` writes, how a run goes on where it stopped, and the tables that people read."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from math import exp, log
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from atoffer_rl.kernels.machine import current_machine
+from atoffer_rl.errors import LogError
+from atoffer_rl.kernels.machine import current_device, current_machine
 
 PACKAGES = ("torch", "triton", "cupy-cuda13x", "cuda-core", "nvmath-python")
+MACHINE_FIELDS = ("device", "uuid", "driver", "versions")
+Row: TypeAlias = dict[str, Any]
+IsCurrent: TypeAlias = Callable[[Row], bool]
 
 
-def record_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The record of one run on the current GPU: device, driver, versions, date, rows."""
+def machine_here() -> dict[str, Any]:
+    """What a record says of where it was taken: the current GPU, its driver, versions, and the floor's bandwidth."""
     machine = asdict(current_machine())
-    return {
-        "device": machine["device"],
-        "driver": machine["driver"],
+    return {name: machine[name] for name in ("device", "uuid", "driver")} | {
         "versions": {name: _version(name) for name in PACKAGES},
-        "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": list(rows),
+        "floor_gb_s": current_device().bandwidth_gb_s,
     }
 
 
-def table_of(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
+def record_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """The record of one run on the current GPU: device, driver, versions, date, rows."""
+    return machine_here() | {"taken": _now(), "rows": list(rows)}
+
+
+class RecordFile:
+    """A record that is on disk after every row.
+
+    Args:
+        path: Where; None keeps it in memory alone.
+        machine: What `machine_here` says.
+        is_current: Whether a row that an earlier run left need not be taken again.
+        place_of: Where a row stands among the others.
+
+    Attributes:
+        rows: Those of earlier runs that hold, and those added.
+
+    Raises:
+        LogError: If the file cannot be used, or holds what another machine, or other versions, gave.
+    """
+
+    def __init__(
+        self, path: Path | None, machine: dict[str, Any], is_current: IsCurrent, place_of: Callable[[Row], int]
+    ) -> None:
+        self._path = path
+        self._machine = machine
+        self._place_of = place_of
+        self._failed: dict[str, str] = {}
+        self.rows: list[Row] = []
+        if path is not None and path.exists():
+            self.rows = [row for row in self._earlier_rows(path) if is_current(row)]
+        self._write()
+
+    def _earlier_rows(self, path: Path) -> list[Row]:
+        try:
+            record = json.loads(path.read_text())
+            other = [name for name in MACHINE_FIELDS if record[name] != self._machine[name]]
+            rows: list[Row] = list(record["rows"])
+        except OSError as error:
+            raise LogError(f"cannot read {path}: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise LogError(f"{path} is not a record of this benchmark: name another file") from error
+        if other:
+            raise LogError(f"{path} was taken with another {' and '.join(other)}: name another file, or remove it")
+        return rows
+
+    def add(self, row: Row) -> None:
+        """Keep one more row.
+
+        Raises:
+            LogError: If it cannot be written.
+        """
+        self.rows.append(row)
+        self.rows.sort(key=self._place_of)
+        self._write()
+
+    def fail(self, name: str, reason: str) -> None:
+        """Note that the cell called `name` has no row.
+
+        Raises:
+            LogError: If it cannot be written.
+        """
+        self._failed[name] = reason
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            taken = {"taken": _now(), "rows": self.rows} | ({"failed": self._failed} if self._failed else {})
+            write_record(self._path, self._machine | taken)
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write `record`; whoever is interrupted leaves what was there before.
+
+    Raises:
+        LogError: If it cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(record, indent=1) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise LogError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
     """Columns and lines of a table with ours, each peer, and the speedup over the fastest peer."""
     peers = list(dict.fromkeys(name for row in rows for name in (*row["peers"], *row["peer_errors"])))
     columns = ["mask", "B", "S", "ours us", *(f"{name} us" for name in peers), "speedup"]
@@ -34,11 +124,85 @@ def table_of(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[objec
             row["seq_len"],
             f"{row['ours_us']:.1f}",
             *(f"{row['peers'][name]:.1f}" if name in row["peers"] else "-" for name in peers),
-            f"{row['speedup']:.2f}",
+            _times(row["speedup"]),
         ]
         for row in rows
     ]
     return columns, lines
+
+
+def cells_table(rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
+    """Columns and lines of a table with a line a cell: ours, the fastest peer, the speedup, how far the floor is."""
+    shapes = len({(row["heads"], row["head_dim"]) for row in rows}) > 1
+    columns = ["mask", "B", "S", *(["H", "W"] if shapes else [])]
+    columns += ["ours us", "fastest peer", "its us", "speedup", "over the floor"]
+    lines: list[list[object]] = []
+    for row in rows:
+        peers = row["peers"]
+        fastest = min(peers, key=lambda name: peers[name], default="-")
+        lines.append(
+            [
+                short_mask(row["mask"]),
+                row["batch"],
+                row["seq_len"],
+                *([row["heads"], row["head_dim"]] if shapes else []),
+                f"{row['ours_us']:.1f}",
+                fastest,
+                f"{peers[fastest]:.1f}" if peers else "-",
+                _times(row["speedup"]),
+                f"{row['ours_us'] / row['bytes_floor_us']:.2f}",
+            ]
+        )
+    return columns, lines
+
+
+def summary_of(rows: Sequence[Row]) -> str:
+    """The geometric mean of the speedups, the smallest and the largest; empty if there are none."""
+    known = sorted((row for row in rows if row["speedup"] is not None), key=lambda row: float(row["speedup"]))
+    if not known:
+        return ""
+    ends = [
+        f"{word} {_times(row['speedup'])} ({short_mask(row['mask'])}, B {row['batch']}, S {row['seq_len']})"
+        for word, row in (("smallest", known[0]), ("largest", known[-1]))
+    ]
+    return f"speedup over the fastest peer: geometric mean {geometric_mean(known):.2f}, {ends[0]}, {ends[1]}"
+
+
+def geometric_mean(rows: Sequence[Row]) -> float:
+    """Of the speedups of rows that have one."""
+    logs = [log(row["speedup"]) for row in rows if row["speedup"] is not None]
+    return exp(sum(logs) / len(logs))
+
+
+def short_mask(mask: str) -> str:
+    """A mask as a table's cell has room for: documents by their number."""
+    name, _, rest = mask.partition(":")
+    return f"document, {rest.count('/') + 1} of them" if name == "document" else mask
+
+
+def speedup_table(rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
+    """Columns and lines of a table of speedups: a line for each mask, shape and batch, a column for each length."""
+    lengths = sorted({row["seq_len"] for row in rows})
+    shapes = len({(row["heads"], row["head_dim"]) for row in rows}) > 1
+    cells: dict[tuple[object, ...], dict[int, str]] = {}
+    for row in rows:
+        shape = (row["heads"], row["head_dim"]) if shapes else ()
+        cells.setdefault((_family(row["mask"]), *shape, row["batch"]), {})[row["seq_len"]] = _times(row["speedup"])
+    columns = ["mask", *(["H", "W"] if shapes else []), "B", *(f"S {seq_len}" for seq_len in lengths)]
+    return columns, [[*key, *(found.get(seq_len, "-") for seq_len in lengths)] for key, found in cells.items()]
+
+
+def _family(mask: str) -> str:
+    """A mask without what follows from the length."""
+    return mask.partition(":")[0] if mask.startswith(("strided:", "fixed:")) else short_mask(mask)
+
+
+def _times(speedup: float | None) -> str:
+    return "-" if speedup is None else f"{speedup:.2f}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _version(package: str) -> str:

@@ -1,21 +1,22 @@
 """`atoffer bench`: ours and peers, one run, the same inputs, the same timing."""
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoffer_rl.agents.registry import SEARCHERS, searcher_named
+from atoffer_rl.bench.grids import GRIDS, grid_workloads
 from atoffer_rl.cli.options import workload_options
 from atoffer_rl.cli.output import print_line, print_table
 from atoffer_rl.cli.scheme_source import read_scheme
 from atoffer_rl.cli.search_job import MAX_BUDGET
-from atoffer_rl.errors import AtofferError, LogError
+from atoffer_rl.errors import AtofferError, LaunchError
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
+    from atoffer_rl.bench.mha_run import MhaRun
     from atoffer_rl.kernels.measurers.protocol import Measurer
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
 )
 
 RecordOption = Annotated[Path | None, typer.Option("--json", help="Also write the record, with all samples, here.")]
-ReplaysOption = Annotated[int, typer.Option(min=20, help="Timed replays of each contender.")]
+ReplaysOption = Annotated[int, typer.Option(min=20, help="Samples of each contender.")]
 StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are kept.")]
 
 
@@ -34,30 +35,47 @@ StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are ke
 def mha(
     *,
     workload: Workload,
-    grid: Annotated[str, typer.Option(help="Cells to run instead of the one workload: paper, small.")] = "",
+    grid: Annotated[str, typer.Option(help=f"Cells to run instead of the one workload: {', '.join(GRIDS)}.")] = "",
     replays: ReplaysOption = 30,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cells prepared side by side; as many as there are CPUs by default.")
+    ] = None,
     store: StoreOption = None,
     json: RecordOption = None,
 ) -> None:
-    """Attention from the fused QKV projection to merged heads, biases included.
+    """Attention from the fused QKV projection to merged heads; the same --json again goes on where it stopped.
 
-    Example: atoffer bench mha --batch 16 --seq-len 256 --mask strided --json mha.json
+    Example: atoffer bench mha --grid paper --json mha_paper.json
     """
-    from atoffer_rl.bench.mha import GRIDS, bench_mha, grid_workloads
-    from atoffer_rl.kernels.measurers.open import open_measurer
+    from atoffer_rl.bench.mha_run import MhaRun
+    from atoffer_rl.bench.record import cells_table, summary_of
+    from atoffer_rl.kernels.compile_pool import usable_cpus
 
     if grid and grid not in GRIDS:
         raise AtofferError(f"unknown grid {grid!r}: use one of {', '.join(GRIDS)}")
-    measurer, line = open_measurer("cuda", workload, store)
-    print_line(line)
-    rows: list[dict[str, Any]] = []
+    bench = MhaRun(grid_workloads(grid, workload) if grid else [workload], json, print_line)
     try:
-        for cell in grid_workloads(grid, workload) if grid else [workload]:
-            rows.append(bench_mha(cell, measurer, replays))
-            _report(rows[-1])
+        _run_cells(bench, replays, jobs or usable_cpus(), store)
     finally:
-        measurer.close()
-        _finish(rows, json)
+        if bench.rows:
+            print_table(*cells_table(bench.rows))
+            print_line(summary_of(bench.rows))
+    if not bench.rows:
+        raise LaunchError("no cell has a row: the lines above say why")
+
+
+def _run_cells(bench: "MhaRun", replays: int, jobs: int, store: Path | None) -> None:
+    from atoffer_rl.kernels.measurers.open import open_measurer
+
+    if not bench.todo:
+        return
+    measurer, line = open_measurer("cuda", bench.todo[0], store)
+    print_line(line)
+    try:
+        cells = bench.find_cells(measurer)
+    finally:
+        measurer.close()  # its process's memory is the waves' from here on
+    bench.run(cells, replays, jobs)
 
 
 @app.command("encoder")
@@ -93,10 +111,13 @@ def encoder(
     finally:
         measurer.close()
     from atoffer_rl.bench.encoder import bench_encoder
+    from atoffer_rl.bench.record import record_of, table_of, write_record
 
     row = bench_encoder(workload, chosen, replays)
     _report(row)
-    _finish([row], json)
+    print_table(*table_of([row]))
+    if json is not None:
+        write_record(json, record_of([row]))
 
 
 def _search(workload: Workload, measurer: "Measurer", searcher: str, budget: int, standalone: bool) -> Scheme:
@@ -111,18 +132,3 @@ def _search(workload: Workload, measurer: "Measurer", searcher: str, budget: int
 def _report(row: dict[str, Any]) -> None:
     for name, reason in row["peer_errors"].items():
         print_line(f"{name} cannot run {row['mask']} at B {row['batch']}, S {row['seq_len']}: {reason}")
-
-
-def _finish(rows: list[dict[str, Any]], path: Path | None) -> None:
-    """Print the table, and keep the record, of whatever was run."""
-    from atoffer_rl.bench.record import record_of, table_of
-
-    if not rows:
-        return
-    print_table(*table_of(rows))
-    if path is not None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json_format.dumps(record_of(rows), indent=1) + "\n")
-        except OSError as error:
-            raise LogError(f"cannot write {path}: {error.strerror or error}") from error

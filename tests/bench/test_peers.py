@@ -3,29 +3,50 @@
 import pytest
 import torch
 
-from atoffer_rl.bench.contest import Standing, row_of
-from atoffer_rl.bench.mha import GRIDS, grid_workloads
-from atoffer_rl.bench.peers import attention_function, layer_function, peers_of
-from atoffer_rl.bench.record import table_of
+from atoffer_rl.bench.peers import (
+    attention_function,
+    attention_peers,
+    encoder_peers,
+    flex_options,
+    layer_function,
+)
+from atoffer_rl.errors import AtofferError
 from atoffer_rl.kernels.reference import Inputs, draw_inputs, draw_weights, layer_reference, run_reference
-from atoffer_rl.kernels.verify import Verdict
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
 
 CPU = torch.device("cpu")
+SEQ_LEN = 19
+MASKS = ["strided", "fixed", "longformer:window=4,global=1", "causal", "dense", "document:lengths=4/15"]
 
 
 def small(mask: str, activation: str = "gelu") -> Workload:
-    return Workload(2, 19, 3, 8, 40, 2, dtype="float32", mask=mask, activation=activation)
+    return Workload(2, SEQ_LEN, 3, 8, 40, 2, dtype="float32", mask=mask, activation=activation)
 
 
-@pytest.mark.parametrize("mask", ["strided", "fixed", "longformer:window=4,global=1"])
-@pytest.mark.parametrize("name", ["eager naive", "eager SDPA"])
+def names(workload: Workload) -> list[str]:
+    return list(dict.fromkeys(peer.name for peer in attention_peers(workload, CPU)))
+
+
+def peer_named(workload: Workload, name: str):
+    return next(peer for peer in attention_peers(workload, CPU) if peer.name == name)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", ["eager naive", "SDPA math", "compile SDPA"])
 def test_attention_agrees_with_the_reference(name: str, mask: str) -> None:
     workload = small(mask)
-    peer = next(peer for peer in peers_of(workload, CPU) if peer.name == name)
     inputs = draw_inputs(workload, Run(1, 6), Inputs.RANDOM, 0, CPU)
-    found = attention_function(workload, peer.attention)(inputs["qkv_raw"], inputs["b_qkv"])
+    function = attention_function(workload, peer_named(workload, name).make())
+    found = function(inputs["qkv_raw"] + inputs["b_qkv"])
+    assert torch.allclose(found.double(), run_reference(workload, Run(1, 6), inputs)["merged"], atol=1e-5)
+
+
+@pytest.mark.parametrize(("mask", "name"), [("causal", "SDPA flash is_causal"), ("dense", "SDPA flash")])
+def test_flash_runs_where_no_mask_is_needed(mask: str, name: str) -> None:
+    workload = small(mask)
+    inputs = draw_inputs(workload, Run(1, 6), Inputs.RANDOM, 0, CPU)
+    found = attention_function(workload, peer_named(workload, name).make())(inputs["qkv_raw"] + inputs["b_qkv"])
     assert torch.allclose(found.double(), run_reference(workload, Run(1, 6), inputs)["merged"], atol=1e-5)
 
 
@@ -33,30 +54,45 @@ def test_attention_agrees_with_the_reference(name: str, mask: str) -> None:
 def test_layer_agrees_with_the_reference(activation: str) -> None:
     workload = small("strided", activation)
     weights = draw_weights(workload, 0, CPU)
-    x = torch.randn(2, 19, 24, generator=torch.Generator().manual_seed(1))
-    layer = layer_function(workload, peers_of(workload, CPU)[1].attention)
+    x = torch.randn(2, SEQ_LEN, 24, generator=torch.Generator().manual_seed(1))
+    layer = layer_function(workload, encoder_peers(workload, CPU)[1].make())
     assert torch.allclose(layer(x, weights).double(), layer_reference(workload, x, weights), atol=1e-5)
 
 
-def test_every_peer_is_listed_once() -> None:
+def test_every_encoder_peer_is_listed_once() -> None:
     compiled = ["compile naive", "compile SDPA", "compile Flex"]
-    names = ["eager naive", "eager SDPA", *compiled, *(f"{name} max-autotune" for name in compiled)]
-    assert [peer.name for peer in peers_of(small("causal"), CPU)] == names
+    expected = ["eager naive", "eager SDPA", *compiled, *(f"{name} max-autotune" for name in compiled)]
+    assert [peer.name for peer in encoder_peers(small("causal"), CPU)] == expected
 
 
-def test_speedup_is_over_the_fastest_peer() -> None:
-    result = torch.zeros(2)
-    standing = Standing({"ours": [2.0], "a": [8.0, 9.0, 7.0], "b": [5.0]}, {"c": "out of memory"}, {"ours": result})
-    row = row_of(standing, Verdict(True, "", 0.5, 1.0), 0.25)
-    assert row["speedup"] == 2.5
-    assert row["peers"] == {"a": 8.0, "b": 5.0}
-    assert row["max_error"] == 0.5
-    columns, lines = table_of([row | {"mask": "dense", "batch": 1, "seq_len": 2}])
-    assert columns[-4:] == ["a us", "b us", "c us", "speedup"]
-    assert lines[0][-4:] == ["8.0", "5.0", "-", "2.50"]
+def test_every_attention_peer_is_listed() -> None:
+    backends = [f"SDPA {name}" for name in ("flash", "efficient", "cuDNN", "math")]
+    others = ["compile SDPA", "xFormers", "FlashInfer", "compile naive", "eager naive"]
+    assert names(small("strided")) == ["Flex 128", "Flex 64", *backends, *others]
+    assert set(names(small("causal"))) - set(names(small("strided"))) == {
+        "SDPA flash is_causal",
+        "SDPA cuDNN is_causal",
+    }
 
 
-def test_grids_make_workloads() -> None:
-    for name, (batches, lengths, masks) in GRIDS.items():
-        cells = grid_workloads(name, Workload())
-        assert len(set(cells)) == len(batches) * len(lengths) * len(masks)
+def test_flash_names_its_reason() -> None:
+    with pytest.raises(AtofferError, match="takes no mask"):
+        peer_named(small("strided"), "SDPA flash").make()
+
+
+@pytest.mark.parametrize("block", [128, 64])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("head_dim", "seq_len"), [(64, 64), (64, 256), (128, 256), (32, 4096)])
+def test_flex_is_tried_with_tiles_that_divide_its_blocks(block: int, dtype: str, head_dim: int, seq_len: int) -> None:
+    options = flex_options(Workload(1, seq_len, 2, head_dim, dtype=dtype), block)
+    assert len({tuple(option.items()) for option in options}) == len(options)
+    assert options
+    assert all(block % option.get("BLOCK_M", 1) == 0 == block % option["BLOCK_N"] for option in options)
+    decoding = [option for option in options if "FORCE_USE_FLEX_ATTENTION" not in option]
+    assert bool(decoding) == (seq_len < 128)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_flex_builds_its_blocks(mask: str) -> None:
+    for name in ("Flex 128", "Flex 64"):
+        assert callable(peer_named(small(mask), name).make())

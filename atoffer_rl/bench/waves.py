@@ -1,0 +1,142 @@
+"""Cells in waves: prepared side by side, each in a process of its own, then timed one after another.
+
+Compiling the peers of a cell takes a core about a minute and the GPU next to nothing; timing takes a second or two and
+needs the GPU for itself. So as many cells as memory and cores allow are prepared together, and nothing is timed before
+all of them are ready. A process that dies or hangs costs its own cell.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from atoffer_rl.bench.cells import CONTEXT_BYTES, Cell
+from atoffer_rl.kernels.child import Child, End, Job, JobMaker, Outcome
+
+if TYPE_CHECKING:
+    pass
+
+PREPARE_SECONDS = 400.0
+TIME_SECONDS = 60.0
+SPARE_SHARE = 0.05
+"""Of free memory, what is left alone: libraries take some that torch does not count."""
+OnEnd: TypeAlias = Callable[[Cell, dict[str, Any] | None, str], None]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Build, verify, compile and capture all of a cell."""
+
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class Time:
+    """Time what was prepared, `replays` samples of each contender; the answer is the row."""
+
+    replays: int
+
+
+def make_cell_job() -> tuple[Job, None]:
+    """The job function of a process that benches one cell."""
+    # Processes side by side have a core each: more compiling threads in each would only be in each other's way.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    import torch
+
+    from atoffer_rl.bench.mha import CellBench
+
+    torch.set_num_threads(1)
+    torch.cuda.init()
+    benches: list[CellBench] = []
+
+    def job(task: Prepare | Time) -> dict[str, Any] | None:
+        if isinstance(task, Time):
+            return benches[0].time(task.replays)
+        benches.append(CellBench(task.cell))
+        return None
+
+    return job, None
+
+
+def pack(sizes: Sequence[int], room: float, most: int) -> list[list[int]]:
+    """Indices in as few groups as first-fit finds, each of at most `most` whose sizes add up to at most `room`.
+
+    What is larger than `room` gets a group of its own.
+    """
+    groups: list[list[int]] = []
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        for group in groups:
+            if len(group) < most and sum(sizes[member] for member in group) + sizes[index] <= room:
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    return groups
+
+
+def waves_of(cells: Sequence[Cell], free_bytes: int, jobs: int) -> list[list[Cell]]:
+    """The cells in waves that fit into `free_bytes` of GPU memory."""
+    sizes = [cell.allowed_bytes + CONTEXT_BYTES for cell in cells]
+    return [[cells[index] for index in group] for group in pack(sizes, (1 - SPARE_SHARE) * free_bytes, jobs)]
+
+
+def free_bytes_here() -> int:
+    """Free memory of the GPU at hand."""
+    from cupy.cuda import runtime
+
+    free: int = runtime.memGetInfo()[0]
+    return free
+
+
+def run_wave(
+    cells: Sequence[Cell],
+    replays: int,
+    on_end: OnEnd,
+    make_job: JobMaker = make_cell_job,
+    prepare_seconds: float = PREPARE_SECONDS,
+    time_seconds: float = TIME_SECONDS,
+) -> None:
+    """Prepare `cells` side by side, then time them one after another.
+
+    Args:
+        cells: What fits together.
+        replays: Samples of each contender.
+        on_end: Called for each cell with its row, or None and the reason why there is none.
+        make_job: What each process does; tests plant others.
+        prepare_seconds: Time limit of preparing a cell.
+        time_seconds: Time limit of timing it.
+    """
+    children = [Child(make_job, f"atoffer-bench-{index}") for index in range(len(cells))]
+    try:
+        for child, cell in zip(children, cells, strict=True):
+            child.submit(Prepare(cell), prepare_seconds)
+        prepared = _outcomes(children)
+        for child, cell, outcome in zip(children, cells, prepared, strict=True):
+            if outcome.end is not End.ANSWERED:
+                child.kill()
+                on_end(cell, None, f"while preparing: {outcome.reason}")
+        for child, cell, outcome in zip(children, cells, prepared, strict=True):
+            if outcome.end is End.ANSWERED:
+                child.submit(Time(replays), time_seconds)
+                timed = _outcomes([child])[0]
+                child.kill()
+                failed = timed.end is not End.ANSWERED
+                on_end(cell, None if failed else timed.value, f"while timing: {timed.reason}" if failed else "")
+    finally:
+        for child in children:
+            child.kill()
+
+
+def _outcomes(children: Sequence[Child]) -> list[Outcome]:
+    """What came of each child's job, once all are over."""
+    found: dict[int, Outcome] = {}
+    while len(found) < len(children):
+        for index, child in enumerate(children):
+            outcome = child.outcome()
+            if outcome is not None:
+                found[index] = outcome
+        waitables = [item for child in children for item in child.waitables]
+        if waitables:
+            wait(waitables, min(child.seconds_left for child in children))
+    return [found[index] for index in range(len(children))]

@@ -1,0 +1,138 @@
+"""Records, their tables, and what the README makes of them."""
+
+import json
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from atoffer_rl.bench.record import RecordFile, cells_table, geometric_mean, speedup_table, summary_of, table_of
+from atoffer_rl.errors import LogError
+
+MACHINE = {"device": "GPU", "uuid": "GPU-1", "driver": "1", "versions": {"torch": "2"}, "floor_gb_s": 3000.0}
+README = Path(__file__).parents[2] / "benchmarks" / "readme.py"
+
+
+def row(mask="strided:stride=8", batch=1, seq_len=64, speedup=2.0, heads=12):
+    peers = {} if speedup is None else {"a": 2.0 * speedup, "b": 9.0 * speedup}
+    return {
+        "mask": mask,
+        "batch": batch,
+        "seq_len": seq_len,
+        "heads": heads,
+        "head_dim": 64,
+        "dtype": "float16",
+        "ours_us": 2.0,
+        "peers": peers,
+        "peer_errors": {"c": "refused"},
+        "speedup": speedup,
+        "bytes_floor_us": 1.0,
+    }
+
+
+def kept(path, machine=MACHINE, is_current=lambda row: True):
+    return RecordFile(path, machine, is_current, lambda row: row["batch"])
+
+
+def test_rows_are_on_disk_at_once_and_found_again(tmp_path):
+    path = tmp_path / "deep" / "record.json"
+    record = kept(path)
+    record.add(row())
+    assert json.loads(path.read_text()) == MACHINE | {"rows": [row()], "taken": json.loads(path.read_text())["taken"]}
+    record.fail("some cell", "it died")
+    assert json.loads(path.read_text())["failed"] == {"some cell": "it died"}
+    again = kept(path)
+    again.add(row(batch=8))
+    again.add(row(batch=4))
+    assert [found["batch"] for found in json.loads(path.read_text())["rows"]] == [1, 4, 8]
+
+
+def test_rows_of_other_kernels_are_taken_again(tmp_path):
+    path = tmp_path / "record.json"
+    record = kept(path)
+    record.add(row())
+    record.add(row(batch=8))
+    assert [found["batch"] for found in kept(path, is_current=lambda row: row["batch"] == 8).rows] == [8]
+
+
+@pytest.mark.parametrize("field", ["device", "uuid", "driver", "versions"])
+def test_another_machines_record_is_refused_and_kept(tmp_path, field):
+    path = tmp_path / "record.json"
+    kept(path).add(row())
+    before = path.read_text()
+    with pytest.raises(LogError, match=f"another {field}"):
+        kept(path, MACHINE | {field: "other"})
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 1}', "\u00ff"])
+def test_what_is_no_record_is_refused(tmp_path, text):
+    path = tmp_path / "record.json"
+    path.write_text(text)
+    with pytest.raises(LogError, match="not a record"):
+        kept(path)
+
+
+def test_without_a_file_rows_are_kept_in_memory():
+    record = kept(None)
+    record.add(row())
+    assert record.rows == [row()]
+
+
+def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match="cannot write"):
+        kept(tmp_path / "file" / "record.json")
+
+
+def test_the_table_of_all_peers():
+    columns, lines = table_of([row()])
+    assert columns[-4:] == ["a us", "b us", "c us", "speedup"]
+    assert lines[0][-4:] == ["4.0", "18.0", "-", "2.00"]
+
+
+def test_the_table_of_cells():
+    columns, lines = cells_table([row(), row(mask="document:lengths=1/2/3", speedup=None)])
+    assert columns == ["mask", "B", "S", "ours us", "fastest peer", "its us", "speedup", "over the floor"]
+    assert lines[0] == ["strided:stride=8", 1, 64, "2.0", "a", "4.0", "2.00", "2.00"]
+    assert lines[1] == ["document, 3 of them", 1, 64, "2.0", "-", "-", "-", "2.00"]
+    assert cells_table([row(), row(heads=3)])[0][3:5] == ["H", "W"]
+
+
+def test_the_summary():
+    rows = [row(speedup=1.0), row(speedup=4.0, batch=16, mask="dense"), row(speedup=None)]
+    assert summary_of(rows) == (
+        "speedup over the fastest peer: geometric mean 2.00, "
+        "smallest 1.00 (strided:stride=8, B 1, S 64), largest 4.00 (dense, B 16, S 64)"
+    )
+    assert geometric_mean(rows) == pytest.approx(2.0)
+    assert summary_of([row(speedup=None)]) == ""
+
+
+def test_the_table_of_speedups():
+    rows = [row(), row(mask="strided:stride=11", seq_len=128, speedup=3.0), row(batch=8, speedup=1.5)]
+    assert speedup_table(rows) == (
+        ["mask", "B", "S 64", "S 128"],
+        [["strided", 1, "2.00", "3.00"], ["strided", 8, "1.50", "-"]],
+    )
+
+
+def readme_with(monkeypatch, folder):
+    spec = util.spec_from_file_location("readme", README)
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "RESULTS", folder)
+    return module
+
+
+def test_the_readme_shows_speedups_by_cell(monkeypatch, tmp_path):
+    readme = readme_with(monkeypatch, tmp_path)
+    assert readme.attention() == ""
+    kept(tmp_path / "mha_long_h100.json")
+    assert readme.attention() == ""
+    record = kept(tmp_path / "mha_paper_h100.json")
+    record.add(row())
+    record.add(row(batch=8, speedup=8.0))
+    text = readme.attention()
+    assert "Grid paper (float16): geometric mean 4.00 ([record](benchmarks/results/mha_paper_h100.json))" in text
+    assert "| strided | 8 | 8.00 |" in text

@@ -1,0 +1,97 @@
+"""Cells are packed by memory; a process that fails costs its own cell."""
+
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoffer_rl.bench.cells import MOST_BYTES, Cell, allowed_bytes
+from atoffer_rl.bench.waves import Prepare, pack, run_wave, waves_of
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice
+from atoffer_rl.workload import Workload
+
+GIB = 2**30
+
+
+def cell(batch=1, seq_len=64):
+    workload = Workload(batch=batch, seq_len=seq_len)
+    return Cell(workload, Choice(Run(1, 6), "rowwise"), "hash")
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 40), st.integers(1, 8))
+def test_groups_fit(sizes, room, most):
+    groups = pack(sizes, room, most)
+    assert sorted(index for group in groups for index in group) == list(range(len(sizes)))
+    for group in groups:
+        assert len(group) <= most
+        assert len(group) == 1 or sum(sizes[index] for index in group) <= room
+
+
+def test_small_cells_share_a_wave_and_large_ones_do_not():
+    small = [cell(batch) for batch in range(1, 17)]
+    assert [len(wave) for wave in waves_of(small, 80 * GIB, 16)] == [16]
+    assert [len(wave) for wave in waves_of(small, 80 * GIB, 6)] == [6, 6, 4]
+    assert len(waves_of([cell(16, 2048), cell(8, 4096), cell(1, 64)], 30 * GIB, 16)) == 2
+
+
+def test_memory_grows_with_the_scores_up_to_a_limit():
+    sizes = [allowed_bytes(Workload(batch=8, seq_len=seq_len)) for seq_len in (64, 512, 1024, 2048, 4096)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < 2 * GIB
+    assert sizes[-1] == MOST_BYTES
+    assert allowed_bytes(Workload(batch=1, seq_len=4096)) > 48 * 12 * 4096**2
+
+
+def make_job():
+    """Prepares and times by the cell's batch: 2 fails to prepare, 3 dies while it is prepared, 4 hangs while timed."""
+    prepared = []
+
+    def job(task):
+        if isinstance(task, Prepare):
+            batch = task.cell.workload.batch
+            if batch == 2:
+                raise ValueError("no peer\nno row")
+            if batch == 3:
+                os._exit(7)
+            prepared.append(batch)
+            return None
+        if prepared == [4]:
+            time.sleep(60)
+        return {"batch": prepared[0], "replays": task.replays}
+
+    return job, None
+
+
+def test_a_process_that_fails_costs_its_own_cell():
+    ended = {}
+
+    def on_end(cell, row, reason):
+        ended[cell.workload.batch] = (row, reason)
+
+    run_wave([cell(batch) for batch in range(1, 6)], 25, on_end, make_job, prepare_seconds=30, time_seconds=1.0)
+    assert ended[1] == ({"batch": 1, "replays": 25}, "")
+    assert ended[5] == ({"batch": 5, "replays": 25}, "")
+    assert ended[2] == (None, "while preparing: no peer")
+    assert ended[3] == (None, "while preparing: the process died: exit status 7")
+    assert ended[4] == (None, "while timing: killed at its time limit")
+
+
+def make_no_job():
+    raise RuntimeError("no GPU")
+
+
+def test_a_process_that_does_not_start_costs_its_own_cell():
+    ended = []
+    run_wave([cell()], 25, lambda *end: ended.append(end[1:]), make_no_job)
+    assert ended == [(None, "while preparing: no GPU")]
+
+
+def test_what_is_interrupted_leaves_no_process():
+    def on_end(cell, row, reason):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_wave([cell(1), cell(5)], 25, on_end, make_job)

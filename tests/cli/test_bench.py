@@ -1,0 +1,23 @@
+"""`atoffer bench` without a GPU."""
+
+import pytest
+
+from atoffer_rl.kernels.machine import what_is_missing
+
+
+def test_an_unknown_grid_is_named(atoffer):
+    outcome = atoffer("bench", "mha", "--grid", "nothing")
+    assert outcome.status == 1
+    assert "paper, long, masks, fp32, heads, small" in outcome.err
+
+
+@pytest.mark.skipif(not what_is_missing(), reason="a GPU is here")
+def test_what_is_missing_is_named(atoffer, tmp_path):
+    outcome = atoffer("bench", "mha", "--grid", "small", "--json", tmp_path / "record.json")
+    assert outcome.status == 1
+    assert "GPU" in outcome.err
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_help_shows_an_example(atoffer):
+    assert "atoffer bench mha --grid paper" in atoffer("bench", "mha", "--help").out
