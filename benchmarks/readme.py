@@ -110,8 +110,8 @@ def draw_search(found: dict[str, Any]) -> None:
 
 
 def results() -> str:
-    """What was recorded: searches over seeds, the encoder beside its peers, the shipped tables."""
-    return f"{seeds()}\n\n{encoders()}\n\n{recorded_tables()}"
+    """What was recorded: searches over seeds, attention and the encoder beside their peers, the shipped tables."""
+    return "\n\n".join(part for part in (seeds(), attention(), encoders(), recorded_tables()) if part)
 
 
 def seeds() -> str:
@@ -133,6 +133,27 @@ def seeds() -> str:
         f"{record['better_than_random_weights']}. Rollouts choose among what the run measured:\n\n"
         f"{table(['scheme', 'median regret'], rows)}"
     )
+
+
+def attention() -> str:
+    """Speedups by cell, of every committed record of `atoffer bench mha`; empty if there is none."""
+    from atoffer_rl.bench.record import geometric_mean, speedup_table
+
+    parts = []
+    for path in sorted(RESULTS.glob("mha_*_h100.json")):
+        record = json.loads(path.read_text())
+        if not any(row["speedup"] for row in record["rows"]):
+            continue
+        grid, (columns, lines) = path.name.split("_")[1], speedup_table(record["rows"])
+        dtypes = "/".join(sorted({row["dtype"] for row in record["rows"]}))
+        parts.append(
+            f"Grid {grid} ({dtypes}): geometric mean {geometric_mean(record['rows']):.2f} "
+            f"([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
+        )
+    if not parts:
+        return ""
+    intro = "Speedups of attention over the fastest peer of each cell, on one H100 (`atoffer bench mha --grid NAME`):"
+    return "\n\n".join([intro, *parts])
 
 
 def encoders() -> str:
