@@ -104,6 +104,8 @@ class Contest:
                 self._kept.append(launch)
             except Exception as error:  # noqa: BLE001  whatever stops a peer is its reason, not the bench's end
                 self._errors[contender.key] = reason_of(error, [str(warning.message) for warning in noted])
+                # A capture that failed may have left the allocator believing that it goes on in that pool.
+                self._pool = torch.cuda.graph_pool_handle()
 
     def _compare(self, result: torch.Tensor) -> None:
         if self._result is None:
@@ -147,16 +149,20 @@ def best_options(
     return Standing(samples, {name: reason for name, reason in reasons.items() if name not in samples}, options)
 
 
-def reason_of(error: Exception, noted: Sequence[str]) -> str:
+def reason_of(error: BaseException, noted: Sequence[str]) -> str:
     """Why a contender failed, in one line.
 
     Args:
         error: What it raised.
         noted: Warnings given before: SDPA tells in them why it has no kernel.
     """
-    line = first_line(error)
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
+    line = first_line(error)
+    if error.__context__ is not None and "capture" in line:  # the end of a capture that something else broke
+        return reason_of(error.__context__, noted)
+    if line.endswith("raised:"):  # the compiler, of what went wrong in it
+        line = str(error).strip().splitlines()[1].strip()
     if line.startswith("No available kernel"):
         told = [text.split("(Triggered internally")[0].strip() for text in noted]
         causes = [text for text in told if "because:" not in text and "runtime disabled" not in text]

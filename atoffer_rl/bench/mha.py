@@ -5,6 +5,7 @@ they like; ours is given it without, and adds the bias itself.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,14 @@ from atoffer_rl.kernels.encoder import addresses
 from atoffer_rl.kernels.launch import Launchable, load_choice
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.reference import Inputs, Precision, batch_chunks, draw_inputs, run_reference
-from atoffer_rl.kernels.verify import Comparison, Verdict, differences
+from atoffer_rl.kernels.verify import (
+    ENOUGH_ELEMENTS,
+    MOST_DRAWS,
+    SEED_STRIDE,
+    Comparison,
+    Verdict,
+    differences,
+)
 from atoffer_rl.roofline import memory_us
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
@@ -59,29 +67,54 @@ class CellBench:
         workload = self._cell.workload
         inputs = draw_inputs(workload, ATTENTION, kind, SEED, torch.device("cuda", torch.cuda.current_device()))
         out = _ours(self._segment, inputs, _result_tensor(workload, inputs).fill_(float("nan")))()
-        verdict = judge(workload, inputs, out, chunks)
+        verdict = judge(workload, inputs, out, chunks, self._eager_error_elsewhere(kind))
         if not verdict.passed:
             raise LaunchError(f"ours, {self._cell.choice}, is wrong on {kind.value} inputs: {verdict.reason}")
         return verdict
+
+    def _eager_error_elsewhere(self, kind: Inputs) -> float:
+        """Over few elements eager's largest error is a matter of luck: what it is on more draws."""
+        workload = self._cell.workload
+        draws = min(MOST_DRAWS, -(-ENOUGH_ELEMENTS // layer_tensors(workload)[RESULT].size))
+        worst = 0.0
+        for draw in range(1, draws):
+            inputs = draw_inputs(workload, ATTENTION, kind, SEED + draw * SEED_STRIDE, "cuda")
+            eager = run_reference(workload, ATTENTION, inputs, Precision.EAGER)[RESULT]
+            verdict = judge(workload, inputs, eager, batch_chunks(workload))
+            worst = max(worst, verdict.max_error)
+        return worst
 
     def time(self, replays: int) -> dict[str, Any]:
         """The cell's row."""
         standing = self._contest.time(replays)
         shared = row_of(standing, self._verdict, floor_us(self._cell.workload))
         peaked = {"peaked_error": self._peaked.max_error, "peaked_budget": self._peaked.error_budget}
-        return self._cell.identity | shared | peaked
+        return self._cell.identity | shared | peaked | {"allowed_gb": round(self._cell.allowed_bytes / 1e9, 1)}
 
 
 def judge(
-    workload: Workload, inputs: Mapping[str, torch.Tensor], out: torch.Tensor, chunks: Iterable[slice]
+    workload: Workload,
+    inputs: Mapping[str, torch.Tensor],
+    out: torch.Tensor,
+    chunks: Iterable[slice],
+    eager_error: float = 0.0,
 ) -> Verdict:
-    """Whether `out` is right, for so many sequences of the batch at a time as `chunks` says."""
+    """Whether `out` is right, for so many sequences of the batch at a time as `chunks` says.
+
+    Args:
+        workload: Shapes, dtype and mask.
+        inputs: Of the attention.
+        out: What was computed.
+        chunks: Which sequences to compare.
+        eager_error: What eager low precision is known to be off by on other inputs of the kind.
+    """
     found = []
     for entries in chunks:
         exact = run_reference(workload, ATTENTION, inputs, Precision.EXACT, entries)[RESULT]
         eager = run_reference(workload, ATTENTION, inputs, Precision.EAGER, entries)[RESULT]
         found.append(differences(out[entries], exact, eager))
     comparison = Comparison(*torch.stack(found).amax(dim=0).tolist())
+    comparison = replace(comparison, eager_error=max(comparison.eager_error, eager_error))
     epsilon = workload.element.epsilon
     fault = comparison.fault(epsilon)
     return Verdict(not fault, fault, comparison.max_error, comparison.budget(epsilon))

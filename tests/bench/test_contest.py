@@ -45,6 +45,10 @@ def test_without_peers_there_is_no_speedup():
 def test_reasons_are_one_line():
     assert reason_of(RuntimeError("one\ntwo"), []) == "one"
     assert reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried ..."), []) == "out of memory"
+    assert reason_of(RuntimeError("backend='inductor' raised:\nValueError: no\nmore"), []) == "ValueError: no"
+    broken = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    broken.__context__ = torch.OutOfMemoryError("CUDA out of memory. Tried ...")
+    assert reason_of(broken, []) == "out of memory"
     noted = [
         "Flash attention kernel not used because: (Triggered internally at x)",
         "Flash attention has been runtime disabled. (Triggered internally at y)",

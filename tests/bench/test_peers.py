@@ -96,3 +96,17 @@ def test_flex_is_tried_with_tiles_that_divide_its_blocks(block: int, dtype: str,
 def test_flex_builds_its_blocks(mask: str) -> None:
     for name in ("Flex 128", "Flex 64"):
         assert callable(peer_named(small(mask), name).make())
+
+
+@pytest.mark.parametrize("mask", ["strided", "bigbird", "document:lengths=50/90", "dense"])
+@pytest.mark.parametrize("name", ["Flex 128", "Flex 64", "compile SDPA", "compile naive"])
+def test_what_is_compiled_is_traced_whole_and_right(name: str, mask: str) -> None:
+    workload = Workload(2, 140, 2, 16, 40, dtype="float32", mask=mask)
+    inputs = draw_inputs(workload, Run(1, 6), Inputs.RANDOM, 0, CPU)
+    function = attention_function(workload, peer_named(workload, name).make())
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = torch.compile(function, backend="eager", dynamic=False, fullgraph=True)(
+            inputs["qkv_raw"] + inputs["b_qkv"]
+        )
+    assert torch.allclose(found.double(), run_reference(workload, Run(1, 6), inputs)["merged"], atol=1e-5)

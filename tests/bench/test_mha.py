@@ -1,0 +1,54 @@
+"""What is checked of a cell; a whole cell where there is a GPU."""
+
+import pytest
+import torch
+
+from atoffer_rl.bench.cells import ATTENTION, Cell, source_hash
+from atoffer_rl.bench.contest import OURS
+from atoffer_rl.bench.mha import CellBench, judge
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.reference import Inputs, Precision, draw_inputs, run_reference
+from atoffer_rl.workload import Workload
+
+WORKLOAD = Workload(3, 19, 2, 8, dtype="float16", mask="strided")
+CHUNKS = [slice(0, 2), slice(2, 3)]
+
+
+@pytest.mark.parametrize("kind", [Inputs.RANDOM, Inputs.PEAKED])
+def test_what_eager_computes_is_right(kind):
+    inputs = draw_inputs(WORKLOAD, ATTENTION, kind, 0, "cpu")
+    eager = run_reference(WORKLOAD, ATTENTION, inputs, Precision.EAGER)["merged"]
+    verdict = judge(WORKLOAD, inputs, eager, CHUNKS)
+    assert verdict.passed
+    assert 0 < verdict.max_error < verdict.error_budget
+    assert judge(WORKLOAD, inputs, eager, CHUNKS, eager_error=1.0).error_budget > 2.0
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_one_wrong_element_is_wrong_in_the_chunks_that_are_compared(value):
+    inputs = draw_inputs(WORKLOAD, ATTENTION, Inputs.RANDOM, 0, "cpu")
+    out = run_reference(WORKLOAD, ATTENTION, inputs)["merged"].half()
+    out[2, 0, 0] = value
+    assert not judge(WORKLOAD, inputs, out, CHUNKS).passed
+    assert judge(WORKLOAD, inputs, out, CHUNKS[:1]).passed
+
+
+@pytest.mark.gpu
+def test_a_cell_has_a_whole_row():
+    from atoffer_rl.kernels.machine import current_device
+
+    workload = Workload(2, 128, 2, 64, mask="causal")
+    choice = LegalSpace(workload, current_device()).choices(ATTENTION)[0]
+    try:
+        row = CellBench(Cell(workload, choice, source_hash(workload, current_device()))).time(24)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert row["ours_choice"] == str(choice)
+    assert {"eager naive", "compile naive", "SDPA efficient", "SDPA flash is_causal", "Flex 128", "Flex 64"} <= set(
+        row["peers"]
+    )
+    assert set(row["peer_errors"]) >= {"SDPA flash"}
+    assert set(row["samples_us"]) == {OURS, *row["peers"]}
+    assert row["max_error"] <= row["error_budget"]
+    assert row["peaked_error"] <= row["peaked_budget"]
+    assert row["bytes_floor_us"] == 2.0
