@@ -4,6 +4,7 @@ Import this module only where a reference is computed: it loads torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
 from math import log2, sqrt
@@ -33,6 +34,10 @@ from atoffer_rl.workload import Workload
 
 TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
 EVERY_ENTRY = slice(None)
+ATTENTION = Run(2, 5)
+ATTENTION_SCORES = 2**29
+"""Scores that a reference of attention holds at a time, where they are no result: 4 GB in float64."""
+CODES_AT_ONCE = 2**26
 
 Formula: TypeAlias = Callable[..., Tensor]
 
@@ -84,19 +89,53 @@ def run_reference(
     Returns:
         `operators.run_results(run)` by name, for those entries: float64 if exact, else in stored formats.
     """
-    stored = layer_tensors(workload)
-    values: dict[str, Tensor] = {}
+    values = {name: inputs[name][entries] for name in run_activations(run)}
+    values |= {name: inputs[name] for name in run_weights(run)}
+    if precision is Precision.EXACT:
+        values = {name: value.double() for name, value in values.items()}
+    for part in _parts(run):
+        compute = _attention if part == ATTENTION else _operators
+        values |= compute(workload, part, values, precision, entries)
+    return {name: values[name] for name in run_results(run)}
+
+
+def _parts(run: Run) -> tuple[Run, ...]:
+    """`run`, cut before and after attention if it contains all of it."""
+    if ATTENTION.first not in run or ATTENTION.last not in run:
+        return (run,)
+    parts = (Run(run.first, ATTENTION.first - 1), ATTENTION, Run(ATTENTION.last + 1, run.last))
+    return tuple(part for part in parts if part.first <= part.last)
+
+
+def _operators(
+    workload: Workload, run: Run, values: Mapping[str, Tensor], precision: Precision, entries: slice
+) -> dict[str, Tensor]:
+    """What `run` must store, from all it reads; nothing is held longer than it is needed."""
+    stored, live = layer_tensors(workload), dict(values)
     for operator in run_operators(run):
-        for name in operator.activations + operator.weights:
-            if name not in values:
-                value = inputs[name][entries] if name in operator.activations else inputs[name]
-                values[name] = value.double() if precision is Precision.EXACT else value
-        arguments = [values[name] for name in operator.activations + operator.weights]
+        arguments = [live[name] for name in operator.activations + operator.weights]
         result = _FORMULAS[operator.name](workload, entries, *arguments)
         if precision is Precision.EAGER:
             result = result.to(TORCH_DTYPES[stored[operator.result].dtype])
-        values[operator.result] = result
-    return {name: values[name] for name in run_results(run)}
+        live[operator.result] = result
+        rest = Run(operator.index + 1, run.last)
+        needed = {*run_activations(rest), *run_weights(rest), *run_results(run)}
+        live = {name: value for name, value in live.items() if name in needed}
+    return live
+
+
+def _attention(
+    workload: Workload, run: Run, values: Mapping[str, Tensor], precision: Precision, entries: slice
+) -> dict[str, Tensor]:
+    """As `_operators` for `ATTENTION`, as many heads at a time as `ATTENTION_SCORES` allows."""
+    w = workload
+    by_head = values["qkv"].view(-1, w.seq_len, 3, w.heads, w.head_dim)
+    heads = max(1, ATTENTION_SCORES // (len(by_head) * w.seq_len**2))
+    contexts = [
+        _operators(replace(w, heads=part.shape[3]), run, {"qkv": part.flatten(2)}, precision, entries)["context"]
+        for part in by_head.split(heads, dim=3)
+    ]
+    return {"context": torch.cat(contexts, dim=1)}
 
 
 def layer_reference(
@@ -275,10 +314,14 @@ def _uniform(shape: tuple[int, ...], source: torch.Generator) -> Tensor:
 def _codes(tensor: Description, source: torch.Generator) -> Tensor:
     """Multiples of 1/16 from -1 to 1, each a hash of its own index, the tensor's name and the seed."""
     offset = source.initial_seed() + crc32(tensor.name.encode())
-    hashed = torch.arange(tensor.size, device=source.device) * 0x9E3779B1 + offset
-    for shift, factor in ((15, 0x85EBCA77), (13, 0xC2B2AE3D)):
-        hashed = ((hashed ^ (hashed >> shift)) & 0xFFFFFFFF) * factor
-    return ((((hashed >> 16) & 0xFFFF) % 33 - 16) / 16).view(tensor.shape)
+    codes = torch.empty(tensor.size, device=source.device)
+    for first in range(0, tensor.size, CODES_AT_ONCE):
+        part = codes[first : first + CODES_AT_ONCE]
+        hashed = torch.arange(first, first + len(part), device=source.device) * 0x9E3779B1 + offset
+        for shift, factor in ((15, 0x85EBCA77), (13, 0xC2B2AE3D)):
+            hashed = ((hashed ^ (hashed >> shift)) & 0xFFFFFFFF) * factor
+        part.copy_((((hashed >> 16) & 0xFFFF) % 33 - 16) / 16)
+    return codes.view(tensor.shape)
 
 
 def _raise_peaks(rows: Tensor) -> None:

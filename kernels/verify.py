@@ -24,6 +24,7 @@ POISON = 0xFF  # Four, or two, of these bytes are NaN in every format.
 ENOUGH_ELEMENTS, MOST_DRAWS = 2**16, 8
 """Eager's largest error over a few elements is a matter of luck: small results take it over more draws."""
 SEED_STRIDE = 1_000_003
+COMPARED_AT_ONCE = 2**26
 FIELDS, EAGER_ERROR = 5, 1
 """How many numbers `differences` gives, and which of them is eager's error."""
 
@@ -93,7 +94,12 @@ def compare(out: Tensor, reference: Tensor, eager: Tensor, epsilon: float) -> Ve
 
 
 def differences(out: Tensor, reference: Tensor, eager: Tensor) -> Tensor:
-    """The fields of `Comparison` as a float64 tensor (5,), left on the device."""
+    """The fields of `Comparison` as a float64 tensor (5,), left on the device; in pieces, to bound memory."""
+    pieces = zip(*(tensor.flatten().split(COMPARED_AT_ONCE) for tensor in (out, reference, eager)), strict=True)
+    return torch.stack([_piece_differences(*piece) for piece in pieces]).amax(dim=0)
+
+
+def _piece_differences(out: Tensor, reference: Tensor, eager: Tensor) -> Tensor:
     finite = reference.isfinite()
     truth = torch.where(finite, reference, 0.0)
     error = torch.where(finite, out.double(), 0.0).sub_(truth).abs_().amax()

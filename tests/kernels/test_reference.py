@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from atoffer_rl.kernels import reference
 from atoffer_rl.kernels.reference import (
     PEAK,
     Inputs,
@@ -90,6 +91,34 @@ def test_a_slice_of_the_batch_is_a_slice_of_the_result(tmp_path):
         run_reference(workload, Run(1, 6), inputs, entries=entries)["merged"] for entries in batch_chunks(workload, 1)
     ]
     torch.testing.assert_close(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("run", [Run(2, 5), Run(1, 6), Run(0, 14)])
+@pytest.mark.parametrize("precision", Precision)
+def test_a_few_heads_at_a_time_give_the_same(run, precision, monkeypatch):
+    inputs = draw_inputs(SMALL, run, Inputs.RANDOM, 0, "cpu")
+    whole = run_reference(SMALL, run, inputs, precision)
+    multiplied = []
+    products = reference._FORMULAS["qk_gemm"]
+
+    def counted(workload, entries, qkv):
+        scores = products(workload, entries, qkv)
+        multiplied.append(scores.shape[1])
+        return scores
+
+    monkeypatch.setitem(reference._FORMULAS, "qk_gemm", counted)
+    monkeypatch.setattr(reference, "ATTENTION_SCORES", 2 * SMALL.batch * SMALL.seq_len**2)
+    parts = run_reference(SMALL, run, inputs, precision)
+    assert multiplied == [2, 1]
+    assert tuple(parts) == tuple(whole)
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value)
+
+
+def test_codes_are_the_same_in_pieces(monkeypatch):
+    whole = draw_inputs(SMALL, Run(3, 4), Inputs.CODED, 0, "cpu")["scores"]
+    monkeypatch.setattr(reference, "CODES_AT_ONCE", 100)
+    assert torch.equal(draw_inputs(SMALL, Run(3, 4), Inputs.CODED, 0, "cpu")["scores"], whole)
 
 
 def test_softmax_of_a_row_that_keeps_nothing_is_zero():

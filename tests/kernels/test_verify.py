@@ -110,3 +110,16 @@ def test_small_results_take_eagers_error_over_more_draws(honest, monkeypatch):
     errors = [(eager_error(8, seed), eager_error(1, seed)) for seed in range(3)]
     assert all(many >= one for many, one in errors)
     assert any(many > one for many, one in errors)
+
+
+def test_pieces_are_compared_as_the_whole(monkeypatch):
+    source = torch.Generator().manual_seed(0)
+    reference = torch.randn(2, 7, 11, generator=source, dtype=torch.float64)
+    reference[1, 3, 4] = -torch.inf
+    out, eager = reference.float(), reference.half()
+    out[0, 6, 10] += 0.02
+    whole = verify.differences(out, reference, eager)
+    monkeypatch.setattr(verify, "COMPARED_AT_ONCE", 10)
+    assert torch.equal(verify.differences(out, reference, eager), whole)
+    out[1, 0, 0] = torch.nan
+    assert not compare(out, reference, eager, 0.1).passed
