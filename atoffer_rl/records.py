@@ -16,9 +16,8 @@ from typing import Any, Self
 
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import AtofferError, NotRecorded, SchemeError, StoreError
-from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.scheme import Choice, Scheme, count_partitions
 from atoffer_rl.signature import signature
 from atoffer_rl.trial import PROTOCOL_VERSION, Machine, Status, Trial, check_trial
 from atoffer_rl.workload import Workload
@@ -27,7 +26,6 @@ RECORDS_FOLDER = Path(__file__).parent / "records"
 SUFFIX = ".jsonl.gz"
 FORMAT = "atoffer-table-1"
 _CHOICE = re.compile(r"\[(\d+),(\d+)\]:(\w+)(?:\((.*)\))?")
-_SINGLES = tuple(Run(operator, operator) for operator in range(OPERATOR_COUNT))
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,10 @@ class RecordedTable:
         return self.header.device
 
     def covers(self, workload: Workload) -> bool:
-        """Whether the signatures of `workload` are recorded (its layers and epsilon do not matter)."""
-        recorded = self._recorded_singles()
-        return all((signature(workload, run), run) in recorded for run in _SINGLES)
+        """Whether recorded runs make up a layer of `workload` (its layers and epsilon do not matter)."""
+        recorded = {(trial.subject, trial.choice.run) for trial in self.trials if trial.choice is not None}
+        runs = {run for subject, run in recorded if signature(workload, run) == subject}
+        return count_partitions(frozenset(runs)) > 0
 
     def segments(self, workload: Workload) -> dict[Choice, Trial]:
         """The recorded trial of every choice of `workload`."""
@@ -137,13 +136,6 @@ class RecordedTable:
         """The recorded whole forwards of `workload`."""
         subject = f"workload={workload.key}"
         return {trial.scheme: trial for trial in self.trials if trial.scheme is not None and trial.subject == subject}
-
-    def _recorded_singles(self) -> set[tuple[str, Run]]:
-        return {
-            (trial.subject, trial.choice.run)
-            for trial in self.trials
-            if trial.choice is not None and trial.choice.run.first == trial.choice.run.last
-        }
 
 
 def parse_choice(text: str) -> Choice:

@@ -145,6 +145,16 @@ def partitions(legal: frozenset[Run], first: int = 0) -> Iterator[tuple[Run, ...
                 yield (run, *rest)
 
 
+def finest_partition(legal: frozenset[Run]) -> tuple[Run, ...]:
+    """The partition into most runs of `legal`, the shortest first; empty if there is none."""
+    finest: dict[int, tuple[Run, ...]] = {OPERATOR_COUNT: ()}
+    for first in reversed(range(OPERATOR_COUNT)):
+        runs = [run for run in sorted(legal) if run.first == first and run.last + 1 in finest]
+        if runs:
+            finest[first] = max(((run, *finest[run.last + 1]) for run in runs), key=len)
+    return finest.get(0, ())
+
+
 def count_partitions(legal: frozenset[Run]) -> int:
     """How many ways there are to cut the layer into runs of `legal`."""
     return count_schemes(dict.fromkeys(legal, 1))

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from math import prod
 
 from atoffer_rl.dtype import DType
-from atoffer_rl.workload import Workload
+from atoffer_rl.operators import run_activations, run_results
+from atoffer_rl.run import Run
+from atoffer_rl.workload import MAX_INDEX, Workload
 
 ALIGNMENT_BYTES = 256
 
@@ -65,3 +67,15 @@ def layer_tensors(workload: Workload) -> dict[str, Tensor]:
     shapes |= dict.fromkeys(("merged", "out_raw", "attn_sum", "attn_norm", "ffn2_raw", "ffn_sum", "y"), (rows, low))
     shapes |= dict.fromkeys(("b_out", "gamma_1", "beta_1", "b_ffn2", "gamma_2", "beta_2"), ((width,), low))
     return {name: Tensor(name, shape, dtype) for name, (shape, dtype) in shapes.items()}
+
+
+def too_large(workload: Workload, run: Run) -> str | None:
+    """Which activation that `run` reads or stores has more elements than 31 bits index; None if none has.
+
+    It can only be one of the score matrices: a workload has no other tensor of that size.
+    """
+    tensors = layer_tensors(workload)
+    for name in run_activations(run) + run_results(run):
+        if tensors[name].size > MAX_INDEX:
+            return f"{name} would have {tensors[name].size:,} elements, and 31 bits index {MAX_INDEX + 1:,} at most"
+    return None

@@ -62,10 +62,15 @@ class Workload:
         mask = parse_mask(self.mask, self.seq_len)
         if (squares := mask.batches(self.seq_len)) not in (1, self.batch):
             raise MaskError(f"{mask} holds {squares} masks, but batch is {self.batch}: it must hold 1 or {self.batch}")
+        if squares * self.seq_len**2 > MAX_INDEX:
+            raise MaskError(f"{mask} has over 2**31 elements: reduce batch or seq_len")
         object.__setattr__(self, "mask", str(mask))
 
     def _check_sizes(self) -> None:
-        """Refuse what no kernel could index, before anything of that size is made."""
+        """Refuse what no kernel could index, before anything of that size is made.
+
+        A score matrix may be larger: it need not be stored (`tensors.too_large`).
+        """
         if self.seq_len > MAX_SEQ_LEN:
             raise WorkloadError(f"seq_len must be at most {MAX_SEQ_LEN}, not {self.seq_len}")
         if self.layers > MAX_LAYERS:
@@ -73,8 +78,8 @@ class Workload:
         widest = max(self.ffn_dim, 3 * self.width)
         if self.width * widest > MAX_INDEX:
             raise WorkloadError("a weight of this workload has over 2**31 elements: reduce heads, head_dim or ffn_dim")
-        if max(self.rows * widest, self.score_count) > MAX_INDEX:
-            raise WorkloadError("a tensor of this workload has over 2**31 elements: reduce batch or seq_len")
+        if self.rows * widest > MAX_INDEX:
+            raise WorkloadError("an activation of this workload has over 2**31 elements: reduce batch or seq_len")
 
     @property
     def width(self) -> int:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from atoffer_rl.envs.observation import OPTION_COUNT
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 
@@ -100,7 +99,7 @@ class DecisionTree:
         space: What schemes are built from.
         choices: Every legal choice; its place here is its number.
         numbers: The number of each choice.
-        segments: The decision that opens a segment at each operator.
+        segments: The decision that opens a segment at each operator where a legal run begins.
         decisions: Every decision, by row.
         options: The options of all decisions, in the order of their rows.
         ancestors: For each choice, the rows of the options that lead to it.
@@ -111,7 +110,7 @@ class DecisionTree:
         self._choices: list[Choice] = []
         self._options: list[Option] = []
         self._decisions: list[Decision] = []
-        self.segments = tuple(self._segment(first) for first in range(OPERATOR_COUNT))
+        self.segments = {first: self._segment(first) for first in sorted({run.first for run in space.runs})}
         self.choices, self.options = tuple(self._choices), tuple(self._options)
         self.decisions = tuple(sorted(self._decisions, key=lambda decision: decision.row))
         self.numbers = {choice: number for number, choice in enumerate(self.choices)}

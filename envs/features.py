@@ -75,7 +75,7 @@ class StaticFeatures(NamedTuple):
         ends: (options,) cut position where it ends.
         choice_firsts: (choices,) the same of choices.
         choice_ends: (choices,) the same of choices.
-        segment_starts: (operators,) number of the first choice that begins at each operator.
+        segment_starts: (operators,) number of the first choice that begins at each operator or later.
     """
 
     tree: DecisionTree
@@ -100,7 +100,7 @@ def static_features(space: LegalSpace) -> StaticFeatures:
     options, floor_us = _options(tree, facts)
     firsts, ends = _cuts([option.run for option in tree.options])
     choice_firsts, choice_ends = _cuts([choice.run for choice in tree.choices])
-    segment_starts = np.array([decision.span.start for decision in tree.segments])
+    segment_starts = np.searchsorted(choice_firsts, np.arange(OPERATOR_COUNT))
     return StaticFeatures(
         tree,
         facts,
@@ -216,11 +216,10 @@ def _ground(rows: Vector, decision: Decision, facts: ChoiceFacts) -> Float:
 
 
 def layer_floor_us(features: StaticFeatures) -> float:
-    """The roofline of the unfused layer: the least of each operator's own choices, summed."""
+    """The roofline of the unfused layer: the least of each run's first template, summed."""
     total = 0.0
-    for decision in features.tree.segments:
-        for option, floor in zip(decision.options, features.floor_us[decision.rows], strict=True):
-            if option.run.last == option.run.first:
-                total += float(floor)
-                break
+    for run in features.tree.space.unfused.runs:
+        decision = features.tree.segments[run.first]
+        row = next(row for row, option in enumerate(decision.options) if option.run == run)
+        total += float(features.floor_us[decision.rows][row])
     return total

@@ -59,9 +59,9 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
     may still be measured. When a segment begins a unit of budget is reserved if one is free, and given back if
     the segment turns out to end in a known choice; so an offer stays affordable, also where several environments
     share a ledger. Without a reserved unit only measured choices are offered. A choice that failed is not offered
-    again. The unfused scheme is always measured, so the layer can be completed from every operator, and a mask is
-    never all False. (Where another environment measured the last open completion of an open segment meanwhile and
-    it failed, the mask allows every option of that decision; the segment fails.)
+    again. The unfused scheme is always measured, so the layer can be completed from wherever a segment ends, and a
+    mask is never all False. (Where another environment measured the last open completion of an open segment
+    meanwhile and it failed, the mask allows every option of that decision; the segment fails.)
 
     `action_meanings()` names the present options; `info["action"]` names the one taken.
 

@@ -10,7 +10,7 @@ from atoffer_rl.kernels.registry import ALL_RUNS, all_templates, template_choice
 from atoffer_rl.kernels.template import Template
 from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.scheme import Choice, Scheme, finest_partition
 from atoffer_rl.workload import Workload
 
 
@@ -60,17 +60,16 @@ class LegalSpace:
 
     @property
     def unfused(self) -> Scheme:
-        """One segment an operator, each with the default choice of a generated template.
+        """The finest partition into runs of generated templates, each with its default choice.
+
+        That is one segment an operator, except where an operator alone has no template, as where a stored score
+        matrix would be too large to index.
 
         Raises:
-            NoTemplate: If an operator has none.
+            NoTemplate: If generated templates do not cover the layer.
         """
         generated = replace(self, standalone=True)
-        singles = [Run(operator, operator) for operator in range(OPERATOR_COUNT)]
-        for run in singles:
-            if not generated.choices(run):
-                raise NoTemplate(f"no generated template: {generated.why(run)}")
-        return Scheme(tuple(generated.choices(run)[0] for run in singles))
+        return Scheme(tuple(generated.choices(run)[0] for run in finest_partition(generated.runs)))
 
     def draw(self, source: random.Random) -> Scheme:
         """A scheme from a uniform walk over legal runs that lead to the end, each with a uniform choice.
@@ -136,6 +135,7 @@ def _runs(space: LegalSpace) -> frozenset[Run]:
         if any(run.last == end and run.first in reached for run in runs):
             reached.add(end + 1)
     if OPERATOR_COUNT not in reached:
-        stuck = max(reached)
-        raise NoTemplate(f"no template covers operator {stuck} here: see atoffer schemes --why {stuck} {stuck}")
+        stuck, option = max(reached), " --standalone" if space.standalone else ""
+        kind = "generated template" if space.standalone else "template"
+        raise NoTemplate(f"no {kind} covers operator {stuck} here: see atoffer schemes{option} --why {stuck} {stuck}")
     return runs

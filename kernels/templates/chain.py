@@ -20,7 +20,7 @@ from atoffer_rl.operators import (
 )
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.tensors import layer_tensors, too_large
 from atoffer_rl.workload import Workload
 
 RUNS = frozenset(
@@ -48,8 +48,8 @@ class ChainTemplate:
     generated: bool = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
-        """Why `run` of `workload` cannot be implemented at all: there is no such workload."""
-        return None
+        """Why `run` of `workload` cannot be implemented at all; None if it can."""
+        return too_large(workload, run)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule (divisibility, size of an access, idle warps) `values` break; None if none."""

@@ -16,7 +16,7 @@ from atoffer_rl.masks import Mask
 from atoffer_rl.operators import reads_mask, run_activations, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.tensors import layer_tensors, too_large
 from atoffer_rl.workload import Workload
 
 RUNS = frozenset(
@@ -49,7 +49,7 @@ class RowwiseTemplate:
         """Why `run` of `workload` cannot be implemented at all; None if it can."""
         if workload.head_dim > MOST_HEAD_DIM:
             return f"a warp holds heads of up to {MOST_HEAD_DIM} channels, not {workload.head_dim}"
-        return None
+        return too_large(workload, run)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule (registers, shared memory, idle lanes) `values` break; None if none."""

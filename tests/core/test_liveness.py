@@ -10,6 +10,7 @@ from atoffer_rl.run import Run
 from atoffer_rl.scheme import partitions
 from atoffer_rl.tensors import ALIGNMENT_BYTES, layer_tensors
 from atoffer_rl.workload import Workload
+from tests.large_scores import LARGE_SCORES
 
 WORKLOADS = (
     Workload(),
@@ -77,8 +78,8 @@ def test_the_largest_live_set_by_hand():
     assert plan_buffers(workload, fused).peak_bytes == row + 2 * workload.rows * workload.ffn_dim * 2
 
 
-def test_fused_attention_stores_nothing_of_the_size_of_the_scores():
-    workload = Workload(batch=1, seq_len=4096)
+@pytest.mark.parametrize("workload", [Workload(batch=1, seq_len=4096), LARGE_SCORES], ids=["one", "large"])
+def test_fused_attention_stores_nothing_of_the_size_of_the_scores(workload):
     runs = (Run(0, 1), Run(2, 6), Run(7, 8), Run(9, 9), Run(10, 11), Run(12, 13), Run(14, 14))
     plan = plan_buffers(workload, runs)
     assert not {"scores", "masked_scores", "probs"} & set(plan.offsets_bytes)

@@ -28,6 +28,8 @@ from atoffer_rl.signature import signature
 from atoffer_rl.table_summary import best_recorded, check_sums, spearman
 from atoffer_rl.trial import Machine, Status, Trial
 from atoffer_rl.workload import Workload
+from tests.large_scores import LARGE_SCORES
+from tests.synthetic import synthetic_table
 
 WORKLOAD = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128, layers=2)
 MACHINE = Machine("GPU", "uuid", "1", "13.0", "nvrtc", "cublas")
@@ -220,3 +222,13 @@ def test_the_tables_that_ship_cover_their_workloads() -> None:
     assert sum(len(table.header.workloads) for table in recorded_tables()) >= 6
     for table in recorded_tables():
         assert all(table.covers(workload) for workload in table.header.workloads)
+
+
+def test_a_table_covers_what_its_runs_make_up() -> None:
+    table = synthetic_table(LARGE_SCORES)
+    assert table.covers(LARGE_SCORES.with_layers(3))
+    assert not table.covers(replace(LARGE_SCORES, mask="causal"))
+    without = tuple(trial for trial in table.trials if trial.choice is not None and trial.choice.run != Run(14, 14))
+    assert RecordedTable(table.header, without).covers(LARGE_SCORES)
+    without = tuple(trial for trial in without if trial.choice is not None and trial.choice.run != Run(13, 14))
+    assert not RecordedTable(table.header, without).covers(LARGE_SCORES)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice, Scheme, count_partitions, count_schemes, partitions
+from atoffer_rl.scheme import Choice, Scheme, count_partitions, count_schemes, finest_partition, partitions
 
 cut_sets = st.sets(st.integers(1, 14))
 
@@ -121,3 +121,14 @@ def test_counts_agree_with_enumeration(runs):
             product *= counts[run]
         total += product
     assert total == count_schemes(counts)
+
+
+@given(st.frozensets(st.builds(lambda a, b: Run(min(a, b), max(a, b)), st.integers(0, 14), st.integers(0, 14))))
+def test_the_finest_partition_has_the_most_runs(legal):
+    for more in (frozenset(), {Run(0, 3), Run(4, 14)}, {Run(k, k) for k in range(6)} | {Run(6, 14)}):
+        runs = legal | more
+        listed = list(partitions(runs))
+        finest = finest_partition(runs)
+        assert finest in listed if listed else finest == ()
+        assert all(len(other) <= len(finest) for other in listed)
+        assert all(finest <= other for other in listed if len(other) == len(finest))

@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoffer_rl.errors import AtofferError, WorkloadError
+from atoffer_rl import workload as workload_module
+from atoffer_rl.errors import AtofferError, MaskError, WorkloadError
 from atoffer_rl.run import Run
 from atoffer_rl.signature import signature
 from atoffer_rl.workload import ACTIVATIONS, Workload
@@ -67,7 +69,7 @@ def test_sizes():
         ("epsilon", float("nan"), "epsilon must be a number from 0 to 1"),
         ("epsilon", "small", "epsilon must be a number from 0 to 1"),
         ("mask", None, "mask must be text"),
-        ("seq_len", 2**14, "reduce batch or seq_len"),
+        ("seq_len", 2**15, "reduce batch or seq_len"),
         ("batch", 10**9, "reduce batch or seq_len"),
         ("seq_len", 10**6, "seq_len must be at most 32768"),
         ("ffn_dim", 2**30, "reduce heads, head_dim or ffn_dim"),
@@ -81,6 +83,19 @@ def test_bad_workloads(field, value, says):
         Workload.from_json(Workload(batch=32).to_json() | {field: value})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_score_matrix_may_be_larger_than_what_is_indexed():
+    assert Workload(batch=16, seq_len=4096).score_count > 2**31
+
+
+def test_a_mask_may_not(tmp_path, monkeypatch):
+    np.save(tmp_path / "keep.npy", np.ones((2, 40, 40), bool))
+    sizes = {"batch": 2, "seq_len": 40, "heads": 1, "head_dim": 8, "ffn_dim": 8}
+    Workload(mask=f"file:{tmp_path / 'keep.npy'}", **sizes)
+    monkeypatch.setattr(workload_module, "MAX_INDEX", 2 * 40 * 40 - 1)
+    with pytest.raises(MaskError, match="reduce batch or seq_len"):
+        Workload(mask=f"file:{tmp_path / 'keep.npy'}", **sizes)
 
 
 @pytest.mark.parametrize("value", [None, [], "strided", 3])

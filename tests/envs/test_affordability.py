@@ -7,8 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
+from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.trial import SegmentRequest
 from tests.envs.walks import random_pick, walk
+from tests.large_scores import LARGE_SCORES
+from tests.synthetic import synthetic_table
 
 PATIENT = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -143,3 +147,14 @@ def test_making_the_environment_reserves_nothing(open_ledger):
     env = gymnasium.make("atoffer/FusionScheme-v0", ledger=ledger)
     assert ledger.reserved == 0
     assert env.unwrapped.action_masks().any()
+
+
+@pytest.mark.parametrize("units", [0, 5, None])
+def test_a_layer_whose_scores_cannot_be_stored_is_searched_like_any_other(units):
+    ledger = Ledger(LARGE_SCORES, ReplayMeasurer(synthetic_table(LARGE_SCORES)), units)
+    env, pick = FusionSchemeEnv(ledger=ledger), random_pick()
+    for _ in range(10):
+        episode = walk(env, pick)
+        assert all(mask.any() for mask in episode.masks)
+        assert all(np.isfinite(observation).all() for observation in episode.observations)
+    assert ledger.best()[1] <= ledger.unfused_us

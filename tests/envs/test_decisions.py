@@ -4,10 +4,12 @@ from atoffer_rl.envs.decisions import Decision, Phase, decision_tree
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.workload import Workload
+from tests.large_scores import LARGE_SCORES
 
 SPACES = {
     "half": LegalSpace(Workload(batch=8, seq_len=128)),
     "single": LegalSpace(Workload(batch=3, seq_len=33, dtype="float32")),
+    "large scores": LegalSpace(LARGE_SCORES),
     "standalone": LegalSpace(Workload(batch=8, seq_len=128), standalone=True),
 }
 

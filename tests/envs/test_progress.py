@@ -56,7 +56,7 @@ def test_known_gain_is_what_taking_the_option_costs_the_best_known_scheme(progre
     for choice, trial in progress.ledger.trials.items():
         best_of[choice.run] = min(best_of.get(choice.run, inf), trial.latency_us or inf)
     plain = CutGraph({run: us for run, us in best_of.items() if us < inf})
-    for decision in progress.tree.segments:
+    for decision in progress.tree.segments.values():
         gains = column(progress, decision, "known_gain")
         for place, option in enumerate(decision.options):
             latency_us = progress.latency_us[option.choices.start : option.choices.stop].min()
@@ -94,8 +94,8 @@ def test_estimates_are_over_the_completions_that_are_not_measured(progress):
 
 
 def test_improvements_onward_are_the_largest_of_what_may_follow(progress):
-    largest = [column(progress, decision, "improvement").max() for decision in progress.tree.segments] + [0.0]
-    for decision in progress.tree.segments:
+    largest = [column(progress, decision, "improvement").max() for decision in progress.tree.segments.values()] + [0.0]
+    for decision in progress.tree.segments.values():
         own, onward = (column(progress, decision, name) for name in ("improvement", "onward"))
         expected = [max(largest[option.run.last + 1 :]) for option in decision.options]
         np.testing.assert_allclose(onward, expected, atol=1e-6)
@@ -130,6 +130,6 @@ def test_the_cost_model_is_the_exact_posterior():
 def test_rooflines_are_those_of_the_templates_own_work():
     static = static_features(LegalSpace(WORKLOAD))
     assert (static.facts.floor_us > 0).all()
-    for decision in static.tree.segments:
+    for decision in static.tree.segments.values():
         for floor_us, option in zip(static.floor_us[decision.rows], decision.options, strict=True):
             assert floor_us == static.facts.floor_us[option.choices.start : option.choices.stop].min()

@@ -1,14 +1,16 @@
 import random
+from dataclasses import replace
 
 import pytest
 
-from atoffer_rl.errors import SchemeError
+from atoffer_rl.errors import NoTemplate, SchemeError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.registry import ALL_RUNS, all_templates, template_named
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.workload import Workload
+from tests.large_scores import LARGE_SCORES
 
 WORKLOADS = [
     Workload(batch=2, seq_len=64),
@@ -66,3 +68,26 @@ def test_drawn_schemes_are_legal_and_differ():
         space.check(scheme)
     assert len(set(drawn)) == 500
     assert {run for scheme in drawn for run in scheme.runs} == space.runs
+
+
+def test_the_unfused_scheme_is_one_segment_an_operator(workload):
+    assert LegalSpace(workload).unfused.runs == tuple(Run(operator, operator) for operator in range(15))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_scores_that_are_too_large_are_never_stored(dtype):
+    space = LegalSpace(replace(LARGE_SCORES, dtype=dtype))
+    assert {run for run in space.runs if run.first <= 5 and run.last >= 2} == {
+        Run(first, last) for first, last in ((1, 5), (1, 6), (2, 5), (2, 6))
+    }
+    assert "scores would have 2,147,483,648 elements" in space.why(Run(2, 2))
+    singles = [Run(operator, operator) for operator in range(15) if operator not in range(2, 6)]
+    assert space.unfused.runs == tuple(sorted([*singles, Run(2, 5)]))
+    space.check(space.unfused)
+
+
+def test_a_layer_that_only_a_library_covers_has_no_unfused_scheme():
+    space = LegalSpace(Workload(batch=1, seq_len=64, heads=1, head_dim=2048))
+    assert Run(2, 2) in space.runs
+    with pytest.raises(NoTemplate, match=r"no generated template covers operator 2 .* --standalone --why 2 2"):
+        _ = space.unfused

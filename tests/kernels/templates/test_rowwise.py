@@ -198,3 +198,10 @@ def test_columns_that_no_row_keeps_are_not_read(run, tmp_path):
     load_choice(workload, default(workload, run)).launch(pointers, torch.cuda.current_stream().cuda_stream)
     for name, value in expected.items():
         torch.testing.assert_close(results[name].double(), value, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("run", [Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)], ids=str)
+def test_scores_that_are_too_large_to_store(run):
+    workload = Workload(batch=16, seq_len=4096)
+    assert_right(workload, default(workload, run))
