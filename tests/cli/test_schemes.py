@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
 
 
@@ -60,3 +61,11 @@ def test_code(atoffer):
     text = atoffer("schemes", "--code", 54613).out
     assert "the same program as code 10922" in text
     assert atoffer("schemes", "--code", 65536).status == 1
+
+
+def test_scores_that_cannot_be_indexed_are_not_stored(atoffer):
+    long = ("--batch", 16, "--seq-len", 4096)
+    assert "scores would have 3,221,225,472 elements" in atoffer("schemes", *long, "--why", 2, 2).out
+    assert "[2,6] is legal" in atoffer("schemes", *long, "--why", 2, 6).out
+    unfused = json.loads(atoffer("schemes", *long, "--code", 10922, "--json").out)["scheme"]
+    assert Run(2, 5) in Scheme.from_json(unfused).runs

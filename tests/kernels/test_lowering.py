@@ -1,15 +1,18 @@
 """Every AToffer program lowers to a legal scheme, split as the rule says."""
 
+import random
 from functools import cache
 
 import pytest
 
 from atoffer_rl.atoffer_code import AtofferProgram, all_programs
+from atoffer_rl.errors import NoTemplate
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Scheme
+from atoffer_rl.scheme import Scheme, partitions
 from atoffer_rl.workload import Workload
+from tests.large_scores import LARGE_SCORES
 
 SMALL = {"batch": 2, "seq_len": 64, "heads": 2, "ffn_dim": 256}
 WORKLOADS = {dtype: Workload(dtype=dtype, mask="fixed", **SMALL) for dtype in ("float16", "bfloat16", "float32")}
@@ -83,3 +86,26 @@ def test_a_library_is_never_asked():
     for code in (0, 10922, 41115, 65535):
         choices = lower(AtofferProgram.from_code(code), WORKLOADS["float32"]).choices
         assert "cublaslt" not in {choice.template for choice in choices}
+
+
+def test_runs_that_would_store_too_much_are_joined_with_their_neighbours():
+    space = LegalSpace(LARGE_SCORES, standalone=True)
+    ways = list(partitions(space.runs))
+    for program in random.Random(0).sample(list(all_programs()), 400):
+        cuts = {run.first for run in program.runs}
+
+        def badness(runs, cuts=cuts):
+            return len(cuts - {run.first for run in runs}), len(runs), [-run.last for run in runs]
+
+        scheme = lower(program, LARGE_SCORES)
+        space.check(scheme)
+        assert scheme.runs == min(ways, key=badness)
+
+
+def test_the_unfused_code_is_the_unfused_scheme_where_scores_are_too_large():
+    assert lower(AtofferProgram.from_code(10922), LARGE_SCORES) == LegalSpace(LARGE_SCORES).unfused
+
+
+def test_what_generated_templates_do_not_cover_cannot_be_lowered():
+    with pytest.raises(NoTemplate, match="atoffer schemes --standalone"):
+        lower(AtofferProgram.from_code(0), Workload(batch=1, seq_len=64, heads=1, head_dim=2048))
