@@ -38,6 +38,11 @@ def upload(values: PlanArray) -> DeviceArray:
     return found
 
 
+def zeros(size_bytes: int) -> DeviceArray:
+    """Zeros on the current device, the caller's own."""
+    return DeviceArray(np.zeros(size_bytes, np.uint8))
+
+
 class DeviceBytes:
     """Uninitialised memory on the current device, for as long as someone holds it.
 

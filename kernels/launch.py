@@ -9,7 +9,7 @@ import numpy as np
 
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.cubin_cache import CubinCache
-from atoffer_rl.kernels.device_array import upload
+from atoffer_rl.kernels.device_array import upload, zeros
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.program import KernelProgram, Program
 from atoffer_rl.kernels.registry import template_named
@@ -65,7 +65,8 @@ class KernelLaunch:
         self._program = program
         self._errors = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
         plan = program.plan()
-        self._plan = {name: upload(plan[name]) for name in program.arguments if name in plan}
+        self._own = {name: upload(plan[name]) for name in program.arguments if name in plan}
+        self._own |= {name: zeros(size_bytes) for name, size_bytes in program.scratch}
         self._last: tuple[tuple[int, ...], tuple[np.uint64, ...]] = ((), ())
         try:
             self._kernel: Any = _load_kernel(program, cubin)
@@ -79,8 +80,8 @@ class KernelLaunch:
 
     def launch(self, pointers: Mapping[str, int], stream: int) -> None:
         """See `Launchable.launch`."""
-        plan, program = self._plan, self._program
-        addresses = tuple(plan[name].pointer if name in plan else pointers[name] for name in program.arguments)
+        own, program = self._own, self._program
+        addresses = tuple(own[name].pointer if name in own else pointers[name] for name in program.arguments)
         if addresses != self._last[0]:
             self._last = (addresses, tuple(np.uint64(address) for address in addresses))
         try:

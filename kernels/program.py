@@ -24,8 +24,10 @@ class KernelProgram:
         block: Threads in x, y, z.
         shared_bytes: Dynamic shared memory of a block.
         arguments: The entry point's pointer parameters, in order: tensor names of `operators.OPERATORS`,
-            or names of `plan`. Every other number is a constant in `source`.
+            names of `plan`, or of `scratch`. Every other number is a constant in `source`.
         plan: Arrays that the kernel reads besides tensors (mask plans), made when they are first needed.
+        scratch: Device memory that the kernel needs for itself: (name, bytes), zeros before the first launch. One
+            loaded program has one copy, so its launches must follow one another.
     """
 
     entry: str
@@ -36,6 +38,7 @@ class KernelProgram:
     shared_bytes: int
     arguments: tuple[str, ...]
     plan: Callable[[], dict[str, PlanArray]] = field(default=dict, compare=False, repr=False)
+    scratch: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ class _Writer:
     def __init__(self, export: Export, folder: Path) -> None:
         self.export, self.folder = export, folder
         self.plan_files: dict[str, str] = {}
+        self.scratch_bytes: dict[str, int] = {}
         self.cache = CubinCache()
         for name in ("source", "plan", *(f"cubin/{arch}" for arch in export.archs)):
             (folder / name).mkdir(parents=True)
@@ -146,6 +147,7 @@ class _Writer:
             "mask": "plan/mask.npy",
             "archs": list(self.export.archs),
             "plan": self.plan_files,
+            "scratch_bytes": self.scratch_bytes,
             "schemes": schemes,
             "requires": ["cupy", *(["nvmath-python"] if library else [])],
             "tolerance": self._tolerance(),
@@ -180,7 +182,9 @@ class _Writer:
             shutil.copyfile(TEMPLATE_FOLDER / header, self.folder / "source" / header)
         for arch in self.export.archs:
             (self.folder / "cubin" / arch / f"{name}.cubin").write_bytes(self.cache.compiled(program, arch))
-        plan = {label: self._plan_array(array) for label, array in program.plan().items()}
+        own = {label: self._plan_array(array) for label, array in program.plan().items()}
+        own |= {label: f"scratch_{name}_{label}" for label, _ in program.scratch}
+        self.scratch_bytes |= {own[label]: size_bytes for label, size_bytes in program.scratch}
         return {
             "kind": "kernel",
             "name": name,
@@ -188,7 +192,7 @@ class _Writer:
             "grid": list(program.grid),
             "block": list(program.block),
             "shared_bytes": program.shared_bytes,
-            "arguments": [plan.get(argument, argument) for argument in program.arguments],
+            "arguments": [own.get(argument, argument) for argument in program.arguments],
         }
 
     def _plan_array(self, array: PlanArray) -> str:

@@ -140,7 +140,8 @@ class Encoder:
         self.folder, self.manifest, self.scheme = folder, manifest, scheme
         chosen = manifest["schemes"][scheme]
         self._arena = cupy.cuda.alloc(max(chosen["peak_bytes"], 1))
-        self._plan = {name: cupy.asarray(_load_plan(folder / file)) for name, file in manifest["plan"].items()}
+        self._own = {name: cupy.asarray(_load_plan(folder / file)) for name, file in manifest["plan"].items()}
+        self._own |= {name: cupy.zeros(size, "uint8") for name, size in manifest["scratch_bytes"].items()}
         self._segments = [self._segment(segment) for segment in chosen["segments"]]
         self._buffers, self._peak = chosen["buffers"], chosen["peak_bytes"]
 
@@ -223,7 +224,7 @@ class Encoder:
     def _layer_pointers(self, layer: int, layers: int, source: DeviceMemory, target: DeviceMemory) -> dict[str, int]:
         """Addresses of a layer's activations: even layers use the buffers as planned, odd ones their mirror image."""
         base = self._arena.ptr
-        pointers = {name: array.data.ptr for name, array in self._plan.items()}
+        pointers = {name: array.data.ptr for name, array in self._own.items()}
         for name, buffer in self._buffers.items():
             offset, end = buffer["offset_bytes"], buffer["offset_bytes"] + buffer["size_bytes"]
             pointers[name] = base + (self._peak - end if layer % 2 else offset)
@@ -299,7 +300,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if manifest["format"] != FORMAT:
             raise ExportError(f"{folder / MANIFEST} has format {manifest['format']}; this runtime reads {FORMAT}")
         files = dict(manifest["files"])
-        for field in ("workload", "tensors", "weights", "archs", "plan", "schemes"):
+        for field in ("workload", "tensors", "weights", "archs", "plan", "scratch_bytes", "schemes"):
             manifest[field]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{folder / MANIFEST} is missing or damaged: export again") from error

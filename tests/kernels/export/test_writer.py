@@ -68,7 +68,7 @@ def test_every_argument_of_every_kernel_has_an_address(folder: Path) -> None:
 def test_odd_layers_use_the_mirror_image_of_the_buffers(folder: Path) -> None:
     chosen = json.loads((folder / "manifest.json").read_text())["schemes"]["best"]
     encoder = runtime.Encoder.__new__(runtime.Encoder)  # without a GPU
-    encoder._arena, encoder._plan = SimpleNamespace(ptr=4096), {}
+    encoder._arena, encoder._own = SimpleNamespace(ptr=4096), {}
     encoder._buffers, encoder._peak = chosen["buffers"], chosen["peak_bytes"]
     even = plan_buffers(SMALL, fused(SMALL).runs)
     for layer, planned in ((2, even), (3, even.mirrored())):

@@ -1,0 +1,149 @@
+// Sparse attention on tensor cores: softmax(scale * Q K^T under a mask) V, one item of the mask's plan after another.
+//
+// The plan gives an item's query rows and, in chunks, the distinct key columns that any of them keeps: only those rows
+// of K and V are read. A fragment of 16 query rows then multiplies only the columns of the chunk that its own rows
+// keep: where each of them lies comes as bytes, which row keeps it as bits.
+//
+//   copying warps                                shared memory                      multiplying warps
+//   ticket -> item (head, batch)                 kBuffers items:
+//   rows of the item    -- 16-byte cp.async -->  | Q (rows x W)  |  -- ldmatrix ----> Q (16 x W, registers)
+//                                                kSlots chunks:                       | mma
+//   columns of a chunk  -- 16-byte cp.async -->  | K (chunk x W) |  -- ldmatrix ----> scores (16 x step, float32)
+//    3 | 17 | 40 | -1      gathered              | V (chunk x W) |  -+ gathered       | mask bits, maximum, exp2
+//   (-1: zeros, nothing read)                    | places, bits  |   |                P (16 x step, registers)
+//                                                                    +- (.trans) ---> | mma
+//                                                                                     sum (16 x W, float32) -> result
+//
+// Copying warps run ahead of the multiplying ones, into the next item and the one after: barriers in shared memory say
+// when a slot is full and when it is empty again. A block takes items until none is left; it draws their numbers in
+// order where there are more items than blocks.
+//
+// Multiplying warps split an item's fragments; where there are more warps than fragments, they take turns at the steps
+// of a chunk, and their maxima, totals and sums meet in shared memory at the end.
+//
+// A partial item leaves its rows' sums and log-sum-exp in scratch, in the slot that the plan names, and counts itself
+// done. A final item that merges slots waits for all partial items of its head. Those have smaller numbers, were begun
+// earlier and wait for nobody, so the wait ends. The last warp that waited sets the counts back for the next launch.
+//
+// Two passes. A mask may fall into a near part, whose columns neighbouring rows share, and a far part, whose columns
+// other rows share. Then an item's rows are cut into fragments twice: a first pass over all chunks multiplies the far
+// part and leaves its results in shared memory, a second over the last chunks, which have stayed there, the near part.
+//
+// Bias. q gets it when it is loaded. q . (k + b) = q . k + q . b: the second is the same for all columns, and softmax
+// cancels it. sum p (v + b) = sum p v + b, because the p of a row add up to 1: it is added at the end.
+//
+// Rows lie in shared memory as 16-byte vectors whose position is XORed with bits of the row, so that eight neighbouring
+// rows that an ldmatrix phase reads fall into distinct banks.
+#pragma once
+
+#include "gather_copy.cuh"
+#include "gather_fragment.cuh"
+
+namespace atoffer {
+
+// The multiplying warps' part: every item of the block, in the order in which they are copied.
+template <class Shape>
+struct Multiplier {
+    using Tile = Tiling<Shape>;
+    using Element = typename Shape::Element;
+    static constexpr int kResultStride = Shape::kMerged ? Tile::kWidth : Tile::kHeadDim;
+
+    const Plan<Element>& plan;
+    const Shared<Shape>& shared;
+    Element* result;
+    WarpTile<Shape> warp;
+    Turn<Tile::kSlots> slot;
+    Turn<kBuffers> buffer;
+
+    __device__ __forceinline__ Multiplier(const Plan<Element>& plan, const Shared<Shape>& shared, Element* result)
+        : plan(plan), shared(shared), result(result) {}
+
+    __device__ __forceinline__ void run() {
+        while (true) {
+            wait_phase(shared.item_full(buffer.at), buffer.parity);
+            const int ticket = *shared.ticket(buffer.at);
+            if (ticket == kNoTicket) return;
+            const Item item = *shared.item(buffer.at);
+            if constexpr (Tile::kPasses > 1) {
+                far_pass(item);
+                warp.start(shared, buffer.at, Tile::kPasses - 1);
+                warp.resume_pass(shared);
+                take(item, Tile::kPasses - 1, item.kept, true);
+                quad_sum(warp.total);
+                store(place_of<Shape>(ticket).head);
+            } else {
+                warp.start(shared, buffer.at, 0);
+                take(item, 0, item.chunks, true);
+                if constexpr (Tile::kStepWarps > 1) warp.merge_warps(shared.partials());
+                if (warp.step_warp == 0) finish(item, place_of<Shape>(ticket).head);
+            }
+            __syncwarp();
+            if (warp.lane == 0) arrive(shared.item_empty(buffer.at));
+            buffer.advance();
+        }
+    }
+
+    // One pass over the next `chunks` chunks.
+    __device__ __forceinline__ void take(const Item& item, int pass, int chunks, bool last) {
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            wait_phase(shared.slot_full(slot.at), slot.parity);
+            warp.attend(shared, slot.at, pass);
+            __syncwarp();
+            if (warp.lane == 0 && (last || chunk < item.chunks - item.kept)) arrive(shared.slot_empty(slot.at));
+            slot.advance();
+        }
+    }
+
+    // The pass over all chunks; goes back to the first of those that stay for the next pass.
+    __device__ __forceinline__ void far_pass(const Item& item) {
+        Turn<Tile::kSlots> first_kept = slot;
+        for (int chunk = item.kept; chunk < item.chunks; ++chunk) first_kept.advance();
+        warp.start(shared, buffer.at, 0);
+        take(item, 0, item.chunks, false);
+        slot = first_kept;
+        quad_sum(warp.total);
+        synchronise_some<Tile::kThreads>(WarpTile<Shape>::kBarrier);  // the item before has been merged
+        warp.leave_pass(shared);
+        synchronise_some<Tile::kThreads>(WarpTile<Shape>::kBarrier);
+    }
+
+    __device__ __forceinline__ void finish(const Item& item, int head) {
+        quad_sum(warp.total);
+        if (Shape::kPartialItems > 0 && item.slot != kFinal) return warp.store_partial(plan, item.slot, head);
+        if (Shape::kPartialItems > 0 && item.merges > 0) {
+            warp.wait_partials(plan, head, item.waiting);
+            for (int from = 0; from < item.merges; ++from) warp.merge_slot(plan, from, head);
+        }
+        store(head);
+    }
+
+    __device__ __forceinline__ void store(int head) {
+        const int batch = head / Tile::kHeads, channels = head % Tile::kHeads * Tile::kHeadDim;
+        const int first = Shape::kMerged ? batch * Tile::kSeqLen * Tile::kWidth + channels
+                                         : head * Tile::kSeqLen * Tile::kHeadDim;
+        const auto* value_bias = reinterpret_cast<const Element*>(shared.biases(buffer.at) + Tile::kRowBytes);
+        char* own_queries = shared.queries(buffer.at) + warp.fragment * kFragmentRows * Tile::kRowBytes;
+        warp.store(result + first, kResultStride, value_bias, own_queries);
+    }
+};
+
+// Computes the block's items.
+//
+// qkv: (batch, seq_len, 3, heads, head_dim). bias: (3, heads, head_dim), read if kAddBias.
+// result: (batch, seq_len, heads, head_dim) if kMerged, else (batch, heads, seq_len, head_dim).
+template <class Shape>
+__device__ __forceinline__ void gather_attention(const typename Shape::Element* qkv, const typename Shape::Element* bias,
+                                               const Plan<typename Shape::Element>& plan,
+                                               typename Shape::Element* result) {
+    extern __shared__ __align__(256) char memory[];
+    const Shared<Shape> shared(memory);
+    if (threadIdx.x == 0) shared.start_barriers();
+    __syncthreads();
+    if (threadIdx.x < Tiling<Shape>::kThreads) {
+        Multiplier<Shape>(plan, shared, result).run();
+    } else {
+        Copier<Shape>(qkv, bias, plan, shared).run();
+    }
+}
+
+}  // namespace atoffer

@@ -1,0 +1,301 @@
+"""Tile attention: a row tile's gathered columns on tensor cores, from `qkv` or `qkv_raw` to `context` or `merged`."""
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from math import e, log2, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoffer_rl.device import DeviceSpec
+from atoffer_rl.dtype import DType
+from atoffer_rl.gather_plan import BLOCK_COLUMNS, GROUP_COLUMNS, HEADER_WORDS, GatherPlan, gather_plan
+from atoffer_rl.kernels.program import KernelProgram, PlanArray
+from atoffer_rl.kernels.render import render
+from atoffer_rl.kernels.template import Geometry, Work
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
+from atoffer_rl.masks import Mask
+from atoffer_rl.operators import run_activations, run_results, run_weights
+from atoffer_rl.row_order import FRAGMENT_ROWS, Order, splits
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice
+from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.workload import Workload
+
+MOST_CHANNELS = 128
+VECTOR_CHANNELS = 8
+STEPS = (16, 32, 64)
+LONGEST_CHUNK = 256
+OLDEST_ARCH = 80
+BIAS_OPERATOR = 1
+MERGE_OPERATOR = 6
+WARP_SIZE = 32
+MAX_WARPS = 16
+VECTOR_BYTES = 16
+BANK_VECTORS = 8
+"""Vectors that span all banks of shared memory."""
+REGISTERS = 65536
+HEADERS = (
+    "common.cuh",
+    "barriers.cuh",
+    "pairs.cuh",
+    "gather_layout.cuh",
+    "gather_copy.cuh",
+    "gather_fragment.cuh",
+    "gather.cuh",
+)
+PLAN_NAMES = ("gather_items", "gather_rows", "gather_orders", "gather_columns", "gather_steps")
+SCRATCH_NAMES = ("gather_sums", "gather_logs", "gather_counts")
+MULTIPROCESSORS = 132
+"""Of a large card. A smaller one executes as many blocks, just not all of them at a time."""
+ITEMS_AT_ONCE = 1024
+"""Items that a large card works on at a time, about, with those that are being copied."""
+COPY_WARPS = (1, 2, 4)
+TWO_PARTS = (Order.SPLIT, Order.TWO_PASSES)
+BUFFERS = 2
+SHARED_ALIGNMENT = 256
+BLOCK_SHARED_BYTES = 1024
+"""What the driver takes of shared memory for each block."""
+MOST_REGISTERS = 255
+OTHER_REGISTERS = 44
+"""What addresses, conversions and the loop take of a thread's registers."""
+
+
+class GatherTemplate:
+    """One block for each (row tile, head, batch); see gather.cuh for the data flow."""
+
+    name = "gather"
+    runs = frozenset({Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)})
+    generated = True
+
+    def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
+        """Why this template cannot implement `run` of `workload` at all; None if it can."""
+        if workload.element is DType.FLOAT32:
+            return "tensor cores have no exact product of float32: use float16 or bfloat16"
+        if workload.head_dim % VECTOR_CHANNELS or workload.head_dim > MOST_CHANNELS:
+            return f"head_dim must be a multiple of {VECTOR_CHANNELS} up to {MOST_CHANNELS}, not {workload.head_dim}"
+        if device.compute_capability < OLDEST_ARCH:
+            return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
+        return None
+
+    def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+        """Which hard rule `values` break; None if none."""
+        return _bad_tiling(values) or _bad_plan(workload, values) or _too_large(workload, values, device)
+
+    def program(self, workload: Workload, choice: Choice) -> KernelProgram:
+        """The rendered kernel of `choice`."""
+        values, run = dict(choice.parameters), choice.run
+        plan = _plan(workload, values)
+        entry = f"gather_attention_{run.first}_{run.last}"
+        scratch, grid = _scratch(workload, values, plan), _grid(workload, values, plan)
+        source = render(
+            "gather.cu.j2",
+            entry=entry,
+            grid=grid,
+            has_scratch=bool(scratch),
+            element=ELEMENT_TYPES[workload.element],
+            batch=workload.batch,
+            seq_len=workload.seq_len,
+            heads=workload.heads,
+            head_dim=workload.head_dim,
+            mask_batches=len(plan.headers),
+            items=plan.items,
+            partial_items=plan.partial_items,
+            chunks=plan.chunks,
+            passes=plan.passes,
+            fragment_columns=_fragment_columns(values, plan),
+            group_heads=_group_heads(workload, plan),
+            shared_bytes=shared_bytes(workload, values, plan),
+            add_bias="true" if BIAS_OPERATOR in run else "false",
+            merged="true" if MERGE_OPERATOR in run else "false",
+            scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
+            **{name: values[name] for name in ("tile_rows", "chunk", "step", "warps", "copy_warps", "slots", "blocks")},
+        )
+        return KernelProgram(
+            entry=entry,
+            source=source,
+            headers=HEADERS,
+            grid=(grid, 1, 1),
+            block=(_threads(values), 1, 1),
+            shared_bytes=shared_bytes(workload, values, plan),
+            arguments=(
+                *run_activations(run),
+                *run_weights(run),
+                *PLAN_NAMES,
+                *(name for name, _ in scratch),
+                *run_results(run),
+            ),
+            plan=partial(_plan_arrays, workload, values),
+            scratch=scratch,
+        )
+
+    def work(self, workload: Workload, choice: Choice) -> Work:
+        """Bytes and flops of `choice`: each item reads its columns once, and a fragment multiplies what it keeps."""
+        w, plan = workload, _plan(workload, dict(choice.parameters))
+        repeats = w.batch // len(plan.headers)
+        row_bytes = w.width * w.element.itemsize
+        tensors = layer_tensors(w)
+        plan_bytes = sum(array.nbytes for array in _plan_arrays(w, dict(choice.parameters)).values())
+        rows_read = int(np.count_nonzero(plan.rows >= 0)) + 2 * plan.gathered
+        weight_bytes = sum(tensors[name].size_bytes for name in run_weights(choice.run))
+        partial_bytes = sum(size_bytes for _, size_bytes in _scratch(w, dict(choice.parameters), plan))
+        return Work(
+            bytes_read=rows_read * row_bytes * repeats + weight_bytes + plan_bytes + partial_bytes,
+            bytes_written=sum(tensors[name].size_bytes for name in run_results(choice.run)) + partial_bytes,
+            flops=4 * plan.products * w.width * repeats,
+        )
+
+    def geometry(self, workload: Workload, choice: Choice) -> Geometry:
+        """Tiles and blocks of `choice`."""
+        return Geometry(
+            tile_rows=choice["tile_rows"],
+            tile_columns=choice["chunk"],
+            blocks=_grid(workload, dict(choice.parameters), _plan(workload, dict(choice.parameters))),
+            threads=_threads(dict(choice.parameters)),
+        )
+
+
+def _bad_tiling(values: Mapping[str, int]) -> str | None:
+    fragments, ragged_rows = divmod(values["tile_rows"], FRAGMENT_ROWS)
+    if ragged_rows or not fragments:
+        return "tile_rows must be a multiple of 16"
+    if values["warps"] not in range(fragments, MAX_WARPS + 1, fragments):
+        return f"warps must be a multiple of tile_rows / 16 up to {MAX_WARPS}"
+    if values["step"] not in STEPS:
+        return "a step takes 16, 32 or 64 columns"
+    if values["chunk"] not in range(values["step"], LONGEST_CHUNK + 1, values["step"]):
+        return f"chunk must be a multiple of step up to {LONGEST_CHUNK}"
+    if values["warps"] // fragments > values["chunk"] // values["step"]:
+        return "more warps share a fragment than a chunk has steps"
+    if values["copy_warps"] not in COPY_WARPS:
+        return f"copy_warps must be one of {', '.join(map(str, COPY_WARPS))}"
+    if min(values[name] for name in ("slots", "blocks", "pieces")) < 1:
+        return "slots, blocks and pieces must be at least 1"
+    return None
+
+
+def _bad_plan(workload: Workload, values: Mapping[str, int]) -> str | None:
+    if values["order"] not in list(Order):
+        return f"order must be one of {', '.join(str(int(order)) for order in Order)}"
+    if values["order"] not in TWO_PARTS:
+        return None
+    if not _splits(workload.mask_spec, workload.seq_len):
+        return "the mask has no part near its diagonal to split off"
+    if values["order"] == Order.SPLIT:
+        return None
+    if values["warps"] != values["tile_rows"] // FRAGMENT_ROWS or values["pieces"] > 1:
+        return "two passes need one warp for each 16 rows, and tiles in one piece"
+    if (kept := _plan(workload, values).kept) > values["slots"]:
+        return f"the second pass needs {kept} chunks in shared memory, there are {values['slots']} slots"
+    return None
+
+
+@lru_cache(maxsize=32)
+def _splits(mask: Mask, seq_len: int) -> bool:
+    return all(splits(keep) for keep in mask.keep(seq_len))
+
+
+def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+    needed, kept = shared_bytes(workload, values, _plan(workload, values)), kept_values(workload, values)
+    if needed > device.shared_bytes_per_block:
+        return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
+    if values["blocks"] * (needed + BLOCK_SHARED_BYTES) > device.shared_bytes_per_block + BLOCK_SHARED_BYTES:
+        return f"{values['blocks']} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
+    most = min(MOST_REGISTERS, REGISTERS // (values["blocks"] * _threads(values))) - OTHER_REGISTERS
+    if kept > most:
+        return f"a thread would keep {kept} values across a chunk, its registers hold {most}"
+    return None
+
+
+def _threads(values: Mapping[str, int]) -> int:
+    return (values["warps"] + values["copy_warps"]) * WARP_SIZE
+
+
+def channels(workload: Workload) -> int:
+    """Channels of a row in shared memory: a power of two."""
+    return next(size for size in (32, 64, MOST_CHANNELS) if workload.head_dim <= size)
+
+
+def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
+    """Dynamic shared memory of a block: see `Tiling` of gather.cuh, which checks it."""
+    row_bytes, tile_rows = channels(workload) * workload.element.itemsize, values["tile_rows"]
+    fragments, two = tile_rows // FRAGMENT_ROWS, plan.passes > 1
+    step_words = plan.passes * fragments * plan.blocks * (BLOCK_COLUMNS // 2 + WARP_SIZE)
+    slot = _aligned(2 * values["chunk"] * row_bytes + 4 * step_words)
+    numbers = tile_rows * (1 + plan.passes * two)
+    item = _aligned((tile_rows + 2) * row_bytes + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
+    of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
+    of_passes = tile_rows * (row_bytes + 4) * two
+    barriers = 8 * (2 * values["slots"] + 2 * BUFFERS + 1)
+    return values["slots"] * slot + BUFFERS * item + max(of_warps, of_passes) + barriers
+
+
+def _fragment_columns(values: Mapping[str, int], plan: GatherPlan) -> int:
+    """Columns of a chunk that a fragment multiplies at most, in whole steps."""
+    return min(values["chunk"], plan.blocks * BLOCK_COLUMNS)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+
+def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
+    """Registers' worth of values that a thread keeps: fragments if it multiplies, columns if it copies."""
+    width, chunk = channels(workload), values["chunk"]
+    copied = -(-chunk * width * workload.element.itemsize // (VECTOR_BYTES * values["copy_warps"] * WARP_SIZE))
+    return max(width // 2 + values["step"] // 2 + width // 4, 2 * copied)
+
+
+def _plan(workload: Workload, values: Mapping[str, int]) -> GatherPlan:
+    order = Order(values["order"])
+    return gather_plan(
+        workload.mask_spec, workload.seq_len, values["tile_rows"], values["chunk"], order, values["pieces"]
+    )
+
+
+def _group_heads(workload: Workload, plan: GatherPlan) -> int:
+    """Heads whose partial items go before their final ones: enough to fill the card, and a divisor of all heads."""
+    heads = workload.batch * workload.heads
+    enough = -(-ITEMS_AT_ONCE // max(1, plan.partial_items))
+    return next(size for size in range(min(enough, heads), heads + 1) if heads % size == 0) if plan.partial_items else 1
+
+
+def _plan_arrays(workload: Workload, values: Mapping[str, int]) -> dict[str, PlanArray]:
+    plan = _plan(workload, values)
+    arrays = plan.headers, plan.rows, plan.orders, plan.columns, _steps(plan, channels(workload))
+    return dict(zip(PLAN_NAMES, arrays, strict=True))
+
+
+def _steps(plan: GatherPlan, row_channels: int) -> NDArray[np.uint32]:
+    """For each block of 64 columns: a 16-bit offset of each in shared memory, then the bits of its rows.
+
+    Two words for each of 16 columns hold the offsets of that column and the ones 16, 32 and 48 further. An offset names
+    the first vector of a row; see `swizzled` of gather.cuh for how vectors lie.
+    """
+    rows = plan.places.astype(np.uint32)
+    vectors = row_channels * 2 // VECTOR_BYTES
+    keys = min(vectors, BANK_VECTORS)
+    line = rows // (BANK_VECTORS // keys)
+    key = (line + line // 8 + line // 16 + line // 32) % keys
+    offsets = ((rows * vectors + key) * VECTOR_BYTES).astype(np.uint16)
+    by_column = offsets.reshape(*offsets.shape[:-1], -1, GROUP_COLUMNS).swapaxes(-1, -2)
+    packed = np.ascontiguousarray(by_column).view("<u4").reshape(*offsets.shape[:-1], -1)
+    return np.concatenate([packed, plan.words], axis=-1)
+
+
+def _grid(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
+    """Blocks: no more than a card executes at a time."""
+    return min(plan.items * workload.heads * workload.batch, values["blocks"] * MULTIPROCESSORS)
+
+
+def _scratch(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> tuple[tuple[str, int], ...]:
+    """Room for partial results and counts: see `Plan` of gather.cuh."""
+    heads = workload.batch * workload.heads
+    if not plan.partial_items and _grid(workload, values, plan) == plan.items * heads:
+        return ()
+    rows = max(1, plan.slots * heads * workload.seq_len)
+    sizes = (rows * channels(workload) * workload.element.itemsize, rows * 4, (2 + 2 * heads) * 4)
+    return tuple(zip(SCRATCH_NAMES, sizes, strict=True))
+
+
+TEMPLATE = GatherTemplate()

@@ -1,0 +1,178 @@
+// Gathering attention, copying warps: device memory to shared memory.
+#pragma once
+
+#include "gather_layout.cuh"
+
+namespace atoffer {
+
+// One thread's part: always the same 8 channels, of every kCopyRows-th row.
+template <class Shape>
+struct Copier {
+    using Tile = Tiling<Shape>;
+    using Element = typename Shape::Element;
+    static constexpr int kBarrier = 1;  // named barrier of the copying warps
+    static constexpr bool kDraws = Tile::kTickets > Shape::kGrid;
+
+    const Element* qkv;
+    const Element* bias;
+    const Plan<Element>& plan;
+    const Shared<Shape>& shared;
+    int thread, first_row, vector;
+    int targets[Tile::kCopies];  // in a chunk's K, of the rows that the thread takes part in
+    Turn<Tile::kSlots> slot;
+    Turn<kBuffers> buffer;
+
+    // Columns of a chunk that the thread copies; -1 where there is none.
+    struct Columns {
+        int values[Tile::kCopies];
+    };
+
+    __device__ __forceinline__ Copier(const Element* qkv, const Element* bias, const Plan<Element>& plan,
+                                      const Shared<Shape>& shared)
+        : qkv(qkv), bias(bias), plan(plan), shared(shared) {
+        thread = threadIdx.x - Tile::kThreads;
+        first_row = thread / Tile::kRowVectors;
+        vector = thread % Tile::kRowVectors;
+#pragma unroll
+        for (int i = 0; i < Tile::kCopies; ++i) {
+            targets[i] = swizzled<Tile::kRowVectors>(first_row + i * Tile::kCopyRows, vector);
+        }
+    }
+
+    __device__ __forceinline__ bool has_channels() const {
+        return Tile::kEven || vector * kVectorElements < Tile::kHeadDim;
+    }
+
+    // Copies every item of the block, then a ticket that stands for none.
+    __device__ __forceinline__ void run() {
+        int ticket = kDraws ? draw() : static_cast<int>(blockIdx.x);
+        while (ticket < Tile::kTickets) {
+            int next = Tile::kTickets;
+            if constexpr (kDraws) next = draw();
+            copy_item(ticket);
+            ticket = next;
+        }
+        wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
+        publish(kNoTicket);
+        if constexpr (kDraws) leave();
+    }
+
+    // All copying threads get the next number.
+    __device__ __forceinline__ int draw() const {
+        if (thread == 0) *shared.drawn() = atomicAdd(plan.counts, 1);
+        synchronise_some<Tile::kCopyThreads>(kBarrier);
+        const int next = *shared.drawn();
+        synchronise_some<Tile::kCopyThreads>(kBarrier);
+        return next;
+    }
+
+    // The last block to leave sets the numbers back for the next launch.
+    __device__ __forceinline__ void leave() const {
+        if (thread == 0 && atomicAdd(plan.counts + 1, 1) == Shape::kGrid - 1) plan.counts[0] = plan.counts[1] = 0;
+    }
+
+    __device__ __forceinline__ void publish(int ticket) {
+        if (thread == 0) {
+            *shared.ticket(buffer.at) = ticket;
+            arrive(shared.item_full(buffer.at));
+        }
+        arrive_with_copies(shared.item_full(buffer.at));
+        buffer.advance();
+    }
+
+    __device__ __forceinline__ void copy_item(int ticket) {
+        const Place place = place_of<Shape>(ticket);
+        const int batch = place.head / Tile::kHeads, channels = place.head % Tile::kHeads * Tile::kHeadDim;
+        const int item = (Shape::kMaskBatches == 1 ? 0 : batch) * Tile::kItems + place.item;
+        const Element* queries = qkv + batch * Tile::kSeqLen * Tile::kTokenStride + channels;
+        const int* columns = plan.columns + item * Tile::kChunks * Tile::kChunk;
+        const int chunks = plan.items[item].chunks;
+        Columns next = fetch(columns);
+        wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
+        copy_queries(queries, plan.rows + item * Tile::kTileRows);
+        copy_small(item, bias + channels);
+        publish(ticket);
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            const Columns fetched = next;
+            if (chunk + 1 < chunks) next = fetch(columns + (chunk + 1) * Tile::kChunk);
+            wait_phase(shared.slot_empty(slot.at), slot.parity ^ 1);
+            copy_chunk(queries + Tile::kWidth, fetched);
+            copy_steps(plan.steps + (item * Tile::kChunks + chunk) * Tile::kStepWords);
+            arrive_with_copies(shared.slot_full(slot.at));
+            slot.advance();
+        }
+    }
+
+    static __device__ __forceinline__ bool covers(int row) {
+        return Tile::kChunk % Tile::kCopyRows == 0 || row < Tile::kChunk;
+    }
+
+    __device__ __forceinline__ Columns fetch(const int* columns) const {
+        Columns fetched;
+#pragma unroll
+        for (int i = 0; i < Tile::kCopies; ++i) {
+            const int row = first_row + i * Tile::kCopyRows;
+            fetched.values[i] = covers(row) ? columns[row] : -1;
+        }
+        return fetched;
+    }
+
+    // `head_keys` points at the head's first key; values lie kWidth elements further.
+    __device__ __forceinline__ void copy_chunk(const Element* head_keys, const Columns& fetched) const {
+        const Element* from = head_keys + (has_channels() ? vector * kVectorElements : 0);
+#pragma unroll
+        for (int i = 0; i < Tile::kCopies; ++i) {
+            const int row = first_row + i * Tile::kCopyRows;
+            if (!covers(row)) continue;
+            const bool valid = fetched.values[i] >= 0 && has_channels();
+            const Element* key = from + (valid ? fetched.values[i] : 0) * Tile::kTokenStride;
+            const unsigned to = shared.keys(slot.at) + targets[i];
+            copy_async<kVectorBytes>(to, key, valid);
+            copy_async<kVectorBytes>(to + Tile::kMatrixBytes, key + Tile::kWidth, valid);
+        }
+    }
+
+    __device__ __forceinline__ void copy_steps(const unsigned* words) const {
+        copy_words<Tile::kStepWords>(shared.steps(slot.at), words);
+    }
+
+    __device__ __forceinline__ void copy_queries(const Element* queries, const int* rows) const {
+        const Element* from = queries + (has_channels() ? vector * kVectorElements : 0);
+        const unsigned to = shared_address(shared.queries(buffer.at));
+#pragma unroll
+        for (int row = first_row; row < Tile::kTileRows; row += Tile::kCopyRows) {
+            const int number = rows[row];
+            const bool valid = number >= 0 && has_channels();
+            copy_async<kVectorBytes>(to + swizzled<Tile::kRowVectors>(row, vector),
+                                     from + (valid ? number : 0) * Tile::kTokenStride, valid);
+        }
+    }
+
+    // Row numbers, their orders, the item, and the head's biases of queries and values.
+    __device__ __forceinline__ void copy_small(int item, const Element* head_bias) const {
+        copy_words<Tile::kTileRows>(shared_address(shared.rows(buffer.at)),
+                                    reinterpret_cast<const unsigned*>(plan.rows + item * Tile::kTileRows));
+        if constexpr (Tile::kPasses > 1) {
+            copy_words<Tile::kPasses * Tile::kTileRows>(
+                shared_address(shared.orders(buffer.at)),
+                reinterpret_cast<const unsigned*>(plan.orders + item * Tile::kPasses * Tile::kTileRows));
+        }
+        copy_words<sizeof(Item) / 4>(shared_address(shared.item(buffer.at)),
+                                     reinterpret_cast<const unsigned*>(plan.items + item));
+        if constexpr (Shape::kAddBias) {
+            if (thread < 2 * Tile::kRowVectors) {
+                const Element* from = head_bias + thread / Tile::kRowVectors * 2 * Tile::kWidth;
+                copy_async<kVectorBytes>(shared_address(shared.biases(buffer.at)) + thread * kVectorBytes,
+                                         from + (has_channels() ? vector * kVectorElements : 0), has_channels());
+            }
+        }
+    }
+
+    template <int WORDS>
+    __device__ __forceinline__ void copy_words(unsigned to, const unsigned* from) const {
+#pragma unroll
+        for (int at = thread * 4; at < WORDS; at += Tile::kCopyThreads * 4) copy_async<16>(to + at * 4, from + at);
+    }
+};
+
+}  // namespace atoffer

@@ -1,0 +1,221 @@
+// Gathering attention: what an item is, what its block and warps cover, and where everything lies in shared memory.
+#pragma once
+
+#include "barriers.cuh"
+#include "pairs.cuh"
+
+namespace atoffer {
+
+constexpr int kFragmentRows = 16;    // rows of an mma result, and its depth
+constexpr int kFragmentColumns = 8;  // columns of an mma result
+constexpr int kGroupColumns = 16;    // columns that an ldmatrix takes in: the depth of the product with V
+constexpr int kGroupBits = 8;        // mask bits that a lane needs of a group
+constexpr int kBlockColumns = 64;    // columns of a fragment that a lane's mask word covers: 4 groups
+constexpr int kBlockGroups = kBlockColumns / kGroupColumns;
+constexpr int kOffsetWords = kBlockColumns / 2;           // of a block in the plan: 16-bit offsets of its columns,
+constexpr int kBlockWords = kOffsetWords + kWarpSize;     // then bits
+constexpr float kSlackLog2 = 8.0f;                        // exponentials are at most 2^8
+constexpr int kVectorBytes = 16;
+constexpr int kVectorElements = 8;
+constexpr int kBarrierBytes = 8;
+constexpr int kQuad = 4;  // lanes that share an mma row
+constexpr int kFinal = -1;
+constexpr int kBuffers = 2;  // items whose queries are in shared memory
+constexpr int kNoTicket = -1;
+constexpr int kAlignment = 256;  // of rows in shared memory: the low bits of an address tell a row's vectors apart
+
+__host__ __device__ constexpr int aligned(int bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// What an item is: see GatherPlan of gather_plan.py.
+struct alignas(16) Item {
+    int chunks;   // to be copied
+    int kept;     // the last of them, which the second pass needs
+    int slot;     // where to leave a partial result, or kFinal
+    int merges;   // slots to merge
+    int waiting;  // items of the head that merge any
+    int unused[3];
+};
+
+template <class Element>
+struct Plan {
+    const Item* items;
+    const int* rows;
+    const int* orders;
+    const int* columns;
+    const unsigned* steps;
+    Element* sums;  // scratch: (slots, batch * heads, seq_len, channels in the order of a lane)
+    float* logs;    // scratch: (slots, batch * heads, seq_len) log2 of the sum of exponentials
+    int* counts;    // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items,
+                    // warps that have waited for them
+};
+
+// What the block and its warps cover, derived from the constants of a rendered shape.
+template <class Shape>
+struct Tiling {
+    using Element = typename Shape::Element;
+    static constexpr int kSeqLen = Shape::kSeqLen, kHeads = Shape::kHeads, kHeadDim = Shape::kHeadDim;
+    static constexpr int kTileRows = Shape::kTileRows, kChunk = Shape::kChunk, kSlots = Shape::kSlots;
+    static constexpr int kStep = Shape::kStep, kChunks = Shape::kChunks, kItems = Shape::kItems;
+    static constexpr int kPasses = Shape::kPasses;
+    static constexpr int kTickets = Shape::kBatch * kHeads * kItems;
+
+    static constexpr int kThreads = Shape::kWarps * kWarpSize;  // that multiply
+    static constexpr int kCopyThreads = Shape::kCopyWarps * kWarpSize;
+    static constexpr int kFragments = kTileRows / kFragmentRows;
+    static constexpr int kStepWarps = Shape::kWarps / kFragments;  // warps that share a fragment
+    static constexpr int kSteps = Shape::kFragmentColumns / kStep;
+    static constexpr int kWarpSteps = (kSteps + kStepWarps - 1) / kStepWarps;
+    static constexpr int kBlocks = (Shape::kFragmentColumns + kBlockColumns - 1) / kBlockColumns;
+
+    static constexpr int kWidth = kHeads * kHeadDim;
+    static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
+
+    static constexpr int kChannels = kHeadDim <= 32 ? 32 : kHeadDim <= 64 ? 64 : 128;  // of a row in shared memory
+    static constexpr bool kEven = kChannels == kHeadDim;                               // the others are zeros
+    static constexpr int kRowBytes = kChannels * 2;
+    static constexpr int kRowVectors = kRowBytes / kVectorBytes;
+    static constexpr int kCopyRows = kCopyThreads / kRowVectors;          // rows that one pass of the copying warps takes
+    static constexpr int kCopies = (kChunk + kCopyRows - 1) / kCopyRows;  // rows of a chunk that a thread takes part in
+
+    static constexpr int kDepthSteps = kChannels / kFragmentRows;  // mma steps over a head's channels
+    static constexpr int kGroups = kStep / kGroupColumns;
+    static constexpr int kScoreTiles = kStep / kFragmentColumns;    // mma results across a step's columns
+    static constexpr int kSumTiles = kChannels / kFragmentColumns;  // mma results across the channels
+    static constexpr int kPartialFloats = 4 * kSumTiles + 4;        // a lane's sums, maxima and totals
+    static constexpr int kLanePairs = kSumTiles;                    // pairs of a row's channels that a lane holds
+
+    // Shared memory: chunks; items; results of the first pass, or of warps that share a fragment; barriers; a ticket.
+    static constexpr int kMatrixBytes = kChunk * kRowBytes;  // K or V of one chunk
+    static constexpr int kPassWords = kFragments * kBlocks * kBlockWords;
+    static constexpr int kStepWords = kPasses * kPassWords;
+    static constexpr int kSlotBytes = aligned(2 * kMatrixBytes + kStepWords * 4);
+    static constexpr int kQueryBytes = kTileRows * kRowBytes;
+    static constexpr int kNumbers = kTileRows + (kPasses > 1 ? kPasses * kTileRows : 0);  // rows, their orders
+    static constexpr int kItemBytes = aligned(kQueryBytes + 2 * kRowBytes + kNumbers * 4 + sizeof(Item) + 16);
+    static constexpr int kItemsAt = kSlots * kSlotBytes;
+    static constexpr int kPartialsAt = kItemsAt + kBuffers * kItemBytes;
+    static constexpr int kPassBytes = kPasses > 1 ? kTileRows * (kRowBytes + 4) : 0;
+    static constexpr int kWarpBytes = (kStepWarps - 1) * kFragments * kPartialFloats * kWarpSize * 4;
+    static constexpr int kBarriersAt = kPartialsAt + (kPassBytes > kWarpBytes ? kPassBytes : kWarpBytes);
+    static constexpr int kSharedBytes = kBarriersAt + (2 * kSlots + 2 * kBuffers + 1) * kBarrierBytes;
+
+    static_assert(sizeof(Element) == 2, "tensor cores take 16-bit elements");
+    static_assert(kHeadDim % kVectorElements == 0 && kHeadDim <= 128, "a row is whole vectors, at most 128 channels");
+    static_assert(kTileRows % kFragmentRows == 0, "a warp covers 16 rows");
+    static_assert(kPasses == 1 || kStepWarps == 1, "an item of two passes has one warp for each fragment");
+    static_assert(Shape::kWarps % kFragments == 0, "each fragment has the same number of warps");
+    static_assert(kStep <= kBlockColumns && kBlockColumns % kStep == 0, "a step lies in one block of columns");
+    static_assert(kStep % kGroupColumns == 0 && kChunk % kStep == 0, "a chunk is whole steps of whole groups");
+    static_assert(kChunk <= 256, "a place is a byte");
+    static_assert(kCopyThreads % kRowVectors == 0, "a thread copies the same channels of every row");
+    static_assert(kSharedBytes == Shape::kSharedBytes, "the launch gives the shared memory that is laid out here");
+};
+
+// Byte offset of 16-byte vector `vector` of row `row` in a matrix of ROW_VECTORS vectors a row. The key has digits of
+// the row added up, so that rows a constant step apart, not just neighbours, fall into distinct banks.
+template <int ROW_VECTORS>
+__device__ __forceinline__ int swizzled(int row, int vector) {
+    constexpr int kBankRow = 128 / kVectorBytes;  // vectors that span all banks
+    constexpr int kRowsInBanks = ROW_VECTORS >= kBankRow ? 1 : kBankRow / ROW_VECTORS;
+    constexpr int kKeys = ROW_VECTORS < kBankRow ? ROW_VECTORS : kBankRow;
+    const int line = row / kRowsInBanks;
+    const int key = (line + line / 8 + line / 16 + line / 32) % kKeys;
+    return (row * ROW_VECTORS + (vector ^ key)) * kVectorBytes;
+}
+
+// ---- Tickets: which item a block takes next.
+
+struct Place {
+    int head, item;
+};
+
+// What ticket `number` stands for. Heads go in groups of kGroupHeads: first the partial items of all of them, then the
+// final ones, so that few final items wait, and keys and values are still in the cache when they are read again.
+template <class Shape>
+__device__ __forceinline__ Place place_of(int number) {
+    constexpr int kPartial = Shape::kPartialItems, kFinalItems = Shape::kItems - kPartial;
+    constexpr int kGroupPartial = Shape::kGroupHeads * kPartial, kGroup = Shape::kGroupHeads * Shape::kItems;
+    const int first_head = number / kGroup * Shape::kGroupHeads, at = number % kGroup;
+    if constexpr (kPartial > 0) {
+        if (at < kGroupPartial) return {first_head + at / kPartial, at % kPartial};
+    }
+    const int final_at = at - kGroupPartial;
+    return {first_head + final_at / kFinalItems, kPartial + final_at % kFinalItems};
+}
+
+// ---- Shared memory.
+
+template <class Shape>
+struct Shared {
+    using Tile = Tiling<Shape>;
+
+    char* base;
+    unsigned address;
+
+    __device__ __forceinline__ explicit Shared(char* memory) : base(memory), address(shared_address(memory)) {}
+
+    __device__ __forceinline__ unsigned keys(int slot) const { return address + slot * Tile::kSlotBytes; }
+    __device__ __forceinline__ unsigned values(int slot) const { return keys(slot) + Tile::kMatrixBytes; }
+    __device__ __forceinline__ unsigned steps(int slot) const { return keys(slot) + 2 * Tile::kMatrixBytes; }
+    __device__ __forceinline__ const unsigned* step_words(int slot) const {
+        return reinterpret_cast<const unsigned*>(base + slot * Tile::kSlotBytes + 2 * Tile::kMatrixBytes);
+    }
+
+    // A buffer: queries; biases of queries and values; row numbers; their orders; the item; its ticket.
+    __device__ __forceinline__ int buffer(int item) const { return Tile::kItemsAt + item * Tile::kItemBytes; }
+    __device__ __forceinline__ char* queries(int item) const { return base + buffer(item); }
+    __device__ __forceinline__ const char* biases(int item) const { return queries(item) + Tile::kQueryBytes; }
+    __device__ __forceinline__ const int* rows(int item) const {
+        return reinterpret_cast<const int*>(biases(item) + 2 * Tile::kRowBytes);
+    }
+    __device__ __forceinline__ const int* orders(int item) const { return rows(item) + Tile::kTileRows; }
+    __device__ __forceinline__ const Item* item(int item) const {
+        return reinterpret_cast<const Item*>(rows(item) + Tile::kNumbers);
+    }
+    __device__ __forceinline__ int* ticket(int item) const {
+        return reinterpret_cast<int*>(queries(item) + Tile::kItemBytes - sizeof(int));
+    }
+
+    __device__ __forceinline__ float* partials() const { return reinterpret_cast<float*>(base + Tile::kPartialsAt); }
+    __device__ __forceinline__ unsigned* pass_pairs(int row) const {
+        return reinterpret_cast<unsigned*>(base + Tile::kPartialsAt + row * Tile::kRowBytes);
+    }
+    __device__ __forceinline__ float* pass_logs() const {
+        return reinterpret_cast<float*>(base + Tile::kPartialsAt + Tile::kTileRows * Tile::kRowBytes);
+    }
+
+    __device__ __forceinline__ unsigned slot_full(int slot) const { return address + Tile::kBarriersAt + slot * kBarrierBytes; }
+    __device__ __forceinline__ unsigned slot_empty(int slot) const { return slot_full(Tile::kSlots + slot); }
+    __device__ __forceinline__ unsigned item_full(int item) const { return slot_full(2 * Tile::kSlots + item); }
+    __device__ __forceinline__ unsigned item_empty(int item) const { return item_full(kBuffers + item); }
+    __device__ __forceinline__ int* drawn() const {  // the next ticket, on its way between copying warps
+        return reinterpret_cast<int*>(base + Tile::kBarriersAt + (2 * Tile::kSlots + 2 * kBuffers) * kBarrierBytes);
+    }
+
+    // By one thread, before the others use them.
+    __device__ __forceinline__ void start_barriers() const {
+        for (int slot = 0; slot < Tile::kSlots; ++slot) {
+            start_barrier(slot_full(slot), Tile::kCopyThreads);
+            start_barrier(slot_empty(slot), Shape::kWarps);
+        }
+        for (int item = 0; item < kBuffers; ++item) {
+            start_barrier(item_full(item), Tile::kCopyThreads + 1);
+            start_barrier(item_empty(item), Shape::kWarps);
+        }
+    }
+};
+
+// Where a ring's reader or writer stands.
+template <int SIZE>
+struct Turn {
+    int at = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++at == SIZE) {
+            at = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+}  // namespace atoffer
