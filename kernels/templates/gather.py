@@ -48,7 +48,7 @@ PLAN_NAMES = ("gather_items", "gather_rows", "gather_orders", "gather_columns", 
 SCRATCH_NAMES = ("gather_sums", "gather_logs", "gather_counts")
 MULTIPROCESSORS = 132
 """Of a large card. A smaller one executes as many blocks, just not all of them at a time."""
-ITEMS_AT_ONCE = 1024
+ITEMS_AT_ONCE = 640
 """Items that a large card works on at a time, about, with those that are being copied."""
 COPY_WARPS = (1, 2, 4)
 TWO_PARTS = (Order.SPLIT, Order.TWO_PASSES)

@@ -12,6 +12,7 @@ struct Copier {
     using Element = typename Shape::Element;
     static constexpr int kBarrier = 1;  // named barrier of the copying warps
     static constexpr bool kDraws = Tile::kTickets > Shape::kGrid;
+    static constexpr bool kWaits = Shape::kPartialItems > 0;
 
     const Element* qkv;
     const Element* bias;
@@ -45,25 +46,30 @@ struct Copier {
 
     // Copies every item of the block, then a ticket that stands for none.
     __device__ __forceinline__ void run() {
-        int ticket = kDraws ? draw() : static_cast<int>(blockIdx.x);
+        int ticket = kWaits && kDraws ? share(draw()) : static_cast<int>(blockIdx.x);
         while (ticket < Tile::kTickets) {
-            int next = Tile::kTickets;
-            if constexpr (kDraws) next = draw();
+            const int drawn = kDraws ? draw() : Tile::kTickets;  // on its way while this item is copied
             copy_item(ticket);
-            ticket = next;
+            ticket = kDraws ? share(drawn) : drawn;
         }
         wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
         publish(kNoTicket);
         if constexpr (kDraws) leave();
     }
 
-    // All copying threads get the next number.
+    // The next number, for the first thread. Where items wait for others, all of them are drawn, so that one that is
+    // waited for has been drawn by a block that runs; else each block has one to begin with.
     __device__ __forceinline__ int draw() const {
-        if (thread == 0) *shared.drawn() = atomicAdd(plan.counts, 1);
+        return thread == 0 ? atomicAdd(plan.counts, 1) + (kWaits ? 0 : Shape::kGrid) : 0;
+    }
+
+    // What the first thread has drawn, for all copying threads.
+    __device__ __forceinline__ int share(int drawn) const {
+        if (thread == 0) *shared.drawn() = drawn;
         synchronise_some<Tile::kCopyThreads>(kBarrier);
-        const int next = *shared.drawn();
+        const int ticket = *shared.drawn();
         synchronise_some<Tile::kCopyThreads>(kBarrier);
-        return next;
+        return ticket;
     }
 
     // The last block to leave sets the numbers back for the next launch.

@@ -26,13 +26,18 @@ __device__ __forceinline__ void quad_sum(float (&rows)[2]) {
 template <int GROUPS>
 struct Step {
     static constexpr int kPairs = (GROUPS + 1) / 2;
+    static constexpr unsigned kGroupMask = (1u << kGroupBits) - 1;
     unsigned kept;            // bit 8 g + 4 t + i: whether accumulator i of the t-th 8 columns of group g is kept
     unsigned keys[kPairs];    // 16 bits a group: offset of the lane's vector in K
     unsigned values[kPairs];  // and in V
 
     // Columns that are kept fill a fragment's groups from the front: one that no row keeps is not multiplied.
     static __device__ __forceinline__ bool keeps(unsigned any, int group) {
-        return (any >> group * kGroupBits & ((1u << kGroupBits) - 1)) != 0;
+        return (any & kGroupMask << group * kGroupBits) != 0;
+    }
+
+    static __device__ __forceinline__ bool keeps_all(unsigned kept, int group) {
+        return (~kept & kGroupMask << group * kGroupBits) == 0;
     }
 
     static __device__ __forceinline__ unsigned offset(const unsigned (&offsets)[kPairs], int group) {
@@ -110,20 +115,17 @@ struct WarpTile {
     __device__ __forceinline__ void attend(const Shared<Shape>& shared, int slot, int pass) {
         const unsigned* words =
             shared.step_words(slot) + pass * Tile::kPassWords + fragment * Tile::kBlocks * kBlockWords;
-#pragma unroll
-        for (int s = 0; s < Tile::kWarpSteps; ++s) {
-            const int number = s * Tile::kStepWarps + step_warp;
-            if (Tile::kSteps % Tile::kStepWarps != 0 && number >= Tile::kSteps) continue;
+#pragma unroll 1  // code that fits in the nearest instruction cache is worth more than overlapping steps
+        for (int number = step_warp; number < Tile::kSteps; number += Tile::kStepWarps) {
             const OneStep step = load_step(words, number * Tile::kGroups);
             const unsigned any = __reduce_or_sync(kFullWarp, step.kept);
-            if (any == 0) continue;
+            if (any == 0) break;  // columns that are kept come first
             Scores scores;
             float highest[2] = {maximum[0], maximum[1]};
 #pragma unroll
             for (int g = 0; g < Tile::kGroups; ++g) {
                 if (OneStep::keeps(any, g)) score_group(scores, highest, shared.keys(slot), step, g);
             }
-            quad_max(highest);
             raise_maximum(highest);
 #pragma unroll
             for (int g = 0; g < Tile::kGroups; ++g) {
@@ -166,12 +168,15 @@ struct WarpTile {
             multiply_add<Element>(low, query[k], key[0], key[1]);
             multiply_add<Element>(high, query[k], key[2], key[3]);
         }
+        if (!__all_sync(kFullWarp, OneStep::keeps_all(step.kept, group))) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            low[i] = step.kept & 1u << (group * kGroupBits + i) ? low[i] : negative_infinity();
-            high[i] = step.kept & 1u << (group * kGroupBits + 4 + i) ? high[i] : negative_infinity();
-            highest[i / 2] = fmaxf(highest[i / 2], fmaxf(low[i], high[i]));
+            for (int i = 0; i < 4; ++i) {
+                low[i] = step.kept & 1u << (group * kGroupBits + i) ? low[i] : negative_infinity();
+                high[i] = step.kept & 1u << (group * kGroupBits + 4 + i) ? high[i] : negative_infinity();
+            }
         }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) highest[i / 2] = fmaxf(highest[i / 2], fmaxf(low[i], high[i]));
     }
 
     // Adds the group's exponentials to the totals, and its values, weighted by them, to the sums.
@@ -199,11 +204,14 @@ struct WarpTile {
     }
 
     // Exponentials are taken relative to `maximum`, which follows the highest score only when it is left far behind:
-    // they may reach 2^kSlackLog2, and sums are seldom rescaled.
-    __device__ __forceinline__ void raise_maximum(const float (&highest)[2]) {
+    // they may reach 2^kSlackLog2, and the lanes of a row seldom have to agree, nor sums to be rescaled. `highest` is
+    // what this lane has seen.
+    __device__ __forceinline__ void raise_maximum(float (&highest)[2]) {
         constexpr float kSlack = kSlackLog2 / Shape::kScaleLog2;
         const bool behind = highest[0] > maximum[0] + kSlack || highest[1] > maximum[1] + kSlack;
-        if (__any_sync(kFullWarp, behind)) rescale(highest);
+        if (!__any_sync(kFullWarp, behind)) return;
+        quad_max(highest);
+        rescale(highest);
     }
 
     // Replaces the maxima; brings totals and sums to the new ones.

@@ -64,7 +64,6 @@ struct Tiling {
     static constexpr int kFragments = kTileRows / kFragmentRows;
     static constexpr int kStepWarps = Shape::kWarps / kFragments;  // warps that share a fragment
     static constexpr int kSteps = Shape::kFragmentColumns / kStep;
-    static constexpr int kWarpSteps = (kSteps + kStepWarps - 1) / kStepWarps;
     static constexpr int kBlocks = (Shape::kFragmentColumns + kBlockColumns - 1) / kBlockColumns;
 
     static constexpr int kWidth = kHeads * kHeadDim;
