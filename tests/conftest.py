@@ -1,4 +1,4 @@
-"""The rule of GPU tests: one marked `gpu` skips, and says why, where there is no usable CUDA GPU with CuPy."""
+"""What tests need of a machine: they skip, and say why, where there is no usable GPU, or no compiler to emulate one."""
 
 from functools import cache
 
@@ -22,3 +22,13 @@ def reason_without_gpu() -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is not None and reason_without_gpu():
         pytest.skip(reason_without_gpu())
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory):
+    """Runs generated kernels on the CPU."""
+    from tests.emulation.emulator import Emulator, reason_without_compiler
+
+    if reason_without_compiler():
+        pytest.skip(reason_without_compiler())
+    return Emulator(tmp_path_factory.mktemp("emulator"))

@@ -1,0 +1,29 @@
+// What kernels/templates/barriers.cuh offers, on the emulated machine: the same names with the same meaning.
+#pragma once
+
+#include "machine.h"
+
+namespace atoffer {
+
+inline void start_barrier(unsigned barrier, int arrivals) { emulation::start_barrier(barrier, arrivals); }
+inline void arrive(unsigned barrier) { emulation::arrive(barrier); }
+inline void arrive_with_copies(unsigned barrier) { emulation::arrive_after_copies(barrier); }
+inline void wait_phase(unsigned barrier, int parity) { emulation::wait_phase(barrier, parity); }
+
+template <int THREADS>
+void synchronise_some(int name) {
+    emulation::synchronise(name, THREADS);
+}
+
+inline void count_released(int* count) {
+    emulation::changed();
+    ++*count;
+    emulation::pause();
+}
+
+inline int load_acquired(const int* count) {
+    emulation::pause();
+    return *static_cast<const volatile int*>(count);
+}
+
+}  // namespace atoffer

@@ -1,0 +1,157 @@
+// What kernels/templates/common.cuh offers, on the emulated machine: the same names with the same meaning.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <vector_functions.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "machine.h"
+
+#define threadIdx emulation::thread_index
+#define blockIdx emulation::block_index
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+
+// ---- What CUDA C++ itself offers.
+
+inline void __syncthreads() { emulation::synchronise(0, 0); }
+inline void __syncwarp() { emulation::exchange("__syncwarp", 0); }
+
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+    return emulation::exchange("__shfl_sync", value)[lane % emulation::kLanes];
+}
+
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int lanes) {
+    return emulation::exchange("__shfl_xor_sync", value)[emulation::lane() ^ lanes];
+}
+
+inline unsigned __reduce_or_sync(unsigned, unsigned value) {
+    const auto values = emulation::exchange("__reduce_or_sync", value);
+    unsigned any = 0;
+    for (int lane = 0; lane < emulation::kLanes; ++lane) any |= values[lane];
+    return any;
+}
+
+inline int __any_sync(unsigned mask, int predicate) { return __reduce_or_sync(mask, predicate != 0) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __reduce_or_sync(mask, predicate == 0) == 0; }
+
+inline int atomicAdd(int* to, int value) {
+    emulation::pause();
+    emulation::changed();
+    const int before = *to;
+    *to += value;
+    return before;
+}
+
+template <class T>
+T __ldcg(const T* from) {
+    return *from;
+}
+
+namespace atoffer {
+
+constexpr int kWarpSize = 32;
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+template <class T, class U>
+constexpr bool kSame = false;
+template <class T>
+constexpr bool kSame<T, T> = true;
+
+// ---- Elements.
+
+inline float to_float(float value) { return value; }
+inline float to_float(__half value) { return __half2float(value); }
+inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <class T>
+T from_float(float value);
+template <>
+inline float from_float<float>(float value) { return value; }
+template <>
+inline __half from_float<__half>(float value) { return __float2half_rn(value); }
+template <>
+inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+
+inline float negative_infinity() { return -INFINITY; }
+
+template <class T, int V>
+struct alignas(sizeof(T) * V) Vector {
+    T values[V];
+};
+
+inline float exp2_fast(float x) { return exp2f(x); }
+
+// ---- Asynchronous copies.
+
+inline unsigned shared_address(const void* pointer) { return emulation::shared_address(pointer); }
+
+template <int BYTES>
+void copy_async(unsigned to, const void* from, bool valid = true) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");
+    emulation::copy_later(to, from, BYTES, valid);
+}
+
+// ---- Tensor cores.
+
+// The byte in row `row` of the matrix that lanes 8 m to 8 m + 7 name.
+inline const char* matrix_byte(const emulation::Lanes<unsigned>& addresses, int matrix, int row, int byte) {
+    return emulation::shared_bytes("ldmatrix", addresses[matrix * 8 + row], 16) + byte;
+}
+
+inline void load_matrices(unsigned (&result)[4], unsigned address) {
+    const auto addresses = emulation::exchange("ldmatrix", address);
+    const int row = emulation::lane() / 4, column = emulation::lane() % 4 * 2;
+    for (int m = 0; m < 4; ++m) std::memcpy(&result[m], matrix_byte(addresses, m, row, column * 2), 4);
+}
+
+inline void load_matrices_transposed(unsigned (&result)[4], unsigned address) {
+    const auto addresses = emulation::exchange("ldmatrix.trans", address);
+    const int row = emulation::lane() / 4, column = emulation::lane() % 4 * 2;
+    for (int m = 0; m < 4; ++m) {
+        uint16_t pair[2];
+        for (int i = 0; i < 2; ++i) std::memcpy(&pair[i], matrix_byte(addresses, m, column + i, row * 2), 2);
+        std::memcpy(&result[m], pair, 4);
+    }
+}
+
+// What a lane gives to a product, as numbers: A's rows r and r + 8, B's column r, for its four places in the depth.
+struct Operands {
+    float a[2][4], b[4];
+};
+
+template <class T>
+float half_of(unsigned pair, int half) {
+    const uint16_t bits = half ? pair >> 16 : pair & 0xffff;
+    T value;
+    std::memcpy(&value, &bits, 2);
+    return to_float(value);
+}
+
+template <class T>
+void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b_low, unsigned b_high) {
+    Operands own;
+    for (int at = 0; at < 4; ++at) {  // depths 2c, 2c + 1, 2c + 8, 2c + 9 of lane 4r + c
+        for (int r = 0; r < 2; ++r) own.a[r][at] = half_of<T>(a[r + at / 2 * 2], at % 2);
+        own.b[at] = half_of<T>(at < 2 ? b_low : b_high, at % 2);
+    }
+    const auto operands = emulation::exchange("mma", own);
+    double products[4] = {};
+    for (int c = 0; c < 4; ++c) {
+        const Operands of_row = operands[emulation::lane() / 4 * 4 + c];
+        for (int j = 0; j < 2; ++j) {
+            const Operands of_column = operands[(emulation::lane() % 4 * 2 + j) * 4 + c];
+            for (int at = 0; at < 4; ++at) {
+                for (int r = 0; r < 2; ++r) products[r * 2 + j] += double(of_row.a[r][at]) * of_column.b[at];
+            }
+        }
+    }
+    for (int i = 0; i < 4; ++i) sum[i] = static_cast<float>(sum[i] + products[i]);
+}
+
+}  // namespace atoffer

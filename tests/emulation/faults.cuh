@@ -1,0 +1,60 @@
+// Small kernels that use the emulated machine rightly and wrongly: see test_emulator.py.
+#pragma once
+
+#include "barriers.cuh"
+#include "common.cuh"
+
+namespace atoffer {
+
+constexpr unsigned kMatrixBytes = 16 * 32;
+constexpr unsigned kBarrierAt = 2 * kMatrixBytes;
+
+// product (16 x 8, float32) = a (16 x 16, row-major) * b (16 x 8, row-major): through copies, ldmatrix and mma.
+__device__ inline void multiply(char* memory, const __half* a, const __half* b, float* product) {
+    const unsigned start = shared_address(memory), lane = threadIdx.x;
+    if (lane == 0) start_barrier(start + kBarrierAt, kWarpSize);
+    __syncwarp();
+    copy_async<16>(start + lane * 16, a + lane * 8);
+    copy_async<16>(start + kMatrixBytes + lane * 16, b + lane * 8, lane < 16);  // then zeros
+    arrive_with_copies(start + kBarrierAt);
+    wait_phase(start + kBarrierAt, 0);
+    unsigned left[4], right[4];
+    load_matrices(left, start + lane % 16 * 32 + lane / 16 * 16);
+    load_matrices_transposed(right, start + kMatrixBytes + lane * 16);
+    float sum[4] = {};
+    multiply_add<__half>(sum, left, right[0], right[1]);
+    for (int i = 0; i < 4; ++i) product[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sum[i];
+}
+
+__device__ inline void misuse(int fault, char* memory, const __half* tensor, float* result) {
+    const unsigned start = shared_address(memory), lane = threadIdx.x;
+    unsigned matrices[4];
+    if (fault == 1) copy_async<16>(start + 8, tensor);
+    if (fault == 2) copy_async<16>(start, tensor + 4);
+    if (fault == 3) copy_async<16>(start, tensor + (1 << 20));
+    if (fault == 4) load_matrices(matrices, start + 2 * kMatrixBytes + 16);
+    if (fault == 5) wait_phase(start + kBarrierAt, 0);
+    if (fault == 6 && lane > 0) __syncthreads();
+    if (fault == 7) lane < 16 ? static_cast<void>(__syncwarp()) : static_cast<void>(__any_sync(kFullWarp, 1));
+    if (fault == 8) result[128] = 1.0f;
+    if (fault == 9) memory[2 * kMatrixBytes + 8] = 1;
+    if (fault == 10) *reinterpret_cast<Vector<float, 2>*>(result + 1) = {};
+    if (fault == 11) result[0] = result[1 << 20];
+}
+
+// What shared memory holds before the block's copy is waited for.
+__device__ inline void read_early(char* memory, const __half* tensor, float* result) {
+    copy_async<16>(shared_address(memory), tensor);
+    result[threadIdx.x] = *reinterpret_cast<const float*>(memory);
+}
+
+// Two blocks, each of which waits for the other.
+__device__ inline void take_turns(int* counts, float* result) {
+    if (threadIdx.x == 0) {
+        count_released(counts + blockIdx.x);
+        while (load_acquired(counts + 1 - blockIdx.x) == 0) continue;
+        result[blockIdx.x] = 1.0f;
+    }
+}
+
+}  // namespace atoffer

@@ -1,0 +1,88 @@
+// A model of a GPU in one CPU thread: what the device code of the templates does, run where there is no GPU.
+//
+// Every CUDA thread is a coroutine with a stack of its own. It runs until it waits: for the other lanes of its warp
+// (collective instructions), for a barrier, or for a number in memory. Which warp goes on next, and which of its lanes
+// first, is drawn at random from a seed. Several blocks are resident at a time and take turns in the same way; where one
+// ends, the next begins.
+//
+//   modelled      collectives of a warp, which its 32 lanes reach together or never; named barriers; barriers in shared
+//                 memory with their phases; asynchronous copies, which complete late, in the order of their thread;
+//                 shared memory that starts as NaN; ends of tensors and of shared memory, behind which nothing is
+//   not modelled  true concurrency: between two waits a thread is alone, and all see its writes at once and in order;
+//                 caches, banks, registers, rounding inside an mma (sums are exact, then rounded), divergence that
+//                 ends before the next collective
+//
+// What a device would answer with garbage, or not at all, ends the process with a message: copies and matrix loads that
+// are misaligned or out of bounds, lanes that meet in different instructions, and threads that wait for ever.
+#pragma once
+
+#include <cstring>
+
+namespace emulation {
+
+constexpr int kLanes = 32;
+constexpr int kLaneBytes = 64;  // that a lane hands over at most
+
+struct Index {
+    int x, y, z;
+};
+extern Index thread_index, block_index;
+
+// Says what went wrong where, and ends the process.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Lets others run before it returns, maybe: where the order of blocks or warps matters.
+void pause();
+
+// ---- Warps.
+
+int lane();
+
+// What every lane of the warp hands over, once all of them have called it with the same `operation`.
+const char* exchange(const char* operation, const void* value, int bytes);
+
+template <class T>
+struct Lanes {
+    const char* slots;
+
+    T operator[](int lane) const {
+        T value;
+        std::memcpy(&value, slots + lane * kLaneBytes, sizeof(T));
+        return value;
+    }
+};
+
+template <class T>
+Lanes<T> exchange(const char* operation, const T& value) {
+    static_assert(sizeof(T) <= kLaneBytes, "a lane hands over so much");
+    return {exchange(operation, &value, sizeof(T))};
+}
+
+// ---- Blocks.
+
+// The block's dynamic shared memory; device code sees it from kSharedBase on, which is aligned to 256 bytes and no more.
+constexpr unsigned kSharedBase = 256;
+char* shared_memory();
+unsigned shared_address(const void* pointer);
+
+// The bytes at a device address, which must be a multiple of `bytes`, inside the block's shared memory.
+char* shared_bytes(const char* operation, unsigned address, int bytes);
+
+// Waits for `threads` threads of the block that name the same barrier; 0 threads are all of them.
+void synchronise(int name, int threads);
+
+void copy_later(unsigned to, const void* from, int bytes, bool valid);
+
+void start_barrier(unsigned address, int arrivals);
+void arrive(unsigned address);
+void arrive_after_copies(unsigned address);
+void wait_phase(unsigned address, int parity);
+
+// Says that a number in memory changed for which others may wait.
+void changed();
+
+// ---- The kernel at hand: see emulator.py, which writes it.
+
+void run_kernel(void* const* arguments);
+
+}  // namespace emulation
