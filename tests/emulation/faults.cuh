@@ -42,10 +42,11 @@ __device__ inline void misuse(int fault, char* memory, const __half* tensor, flo
     if (fault == 11) result[0] = result[1 << 20];
 }
 
-// What shared memory holds before the block's copy is waited for.
+// What shared memory holds before a copy is waited for.
 __device__ inline void read_early(char* memory, const __half* tensor, float* result) {
-    copy_async<16>(shared_address(memory), tensor);
-    result[threadIdx.x] = *reinterpret_cast<const float*>(memory);
+    char* own = memory + threadIdx.x * 16;
+    copy_async<16>(shared_address(own), tensor);
+    result[threadIdx.x] = *reinterpret_cast<const float*>(own);
 }
 
 // Two blocks, each of which waits for the other.
