@@ -7,9 +7,11 @@ import typer
 
 from atoffer_rl.cli.options import JsonOption
 from atoffer_rl.cli.output import print_json, print_line, print_table
+from atoffer_rl.cli.plan_table import plan_facts, print_plans
 from atoffer_rl.errors import MaskError
 from atoffer_rl.mask_structure import BLOCK_SIZES, mask_structure
 from atoffer_rl.masks import MASK_NAMES, MAX_SEQ_LEN, Mask, parse_mask
+from atoffer_rl.plan_summary import MOST_PAIRS, PlanSummary, best_plan, plan_summaries
 
 _KEEPS = {
     "dense": "every pair",
@@ -22,26 +24,36 @@ _KEEPS = {
     "document": "i and j in the same document",
     "file": "a boolean (S, S) or (B, S, S) array",
 }
+HEAD_DIM, ELEMENT_BYTES = 64, 2
+ROW_BYTES = HEAD_DIM * ELEMENT_BYTES
+"""Of the head that plans are compared for."""
 _EXAMPLES = {"document": "document:lengths=100/156", "file": "file:mask.npy"}
 
 
 def command(
     mask: Annotated[str | None, typer.Argument(help="A mask, such as sliding:window=64; none lists them all.")] = None,
     seq_len: Annotated[int, typer.Option(help="Tokens in a sequence.", min=1, max=MAX_SEQ_LEN)] = 256,
-    png: Annotated[Path | None, typer.Option(help="Write a picture of the mask here.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the mask and its best plan here.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """List the masks, or show the structure of one.
+    """List the masks, or show the structure of one and what the plans of gathered attention save.
 
     Example: atoffer masks strided --seq-len 1024 --png strided.png
     """
+    if png is not None and (mask is None or png.suffix != ".png"):
+        raise MaskError("--png draws a mask as a PNG picture, whose name must end in .png: --png mask.png strided")
     if mask is None:
         _print_list(seq_len, json)
         return
     parsed = parse_mask(mask, seq_len)
-    _print_structure(parsed, seq_len, json)
+    planned = parsed.keep(seq_len).size <= MOST_PAIRS
+    plans = plan_summaries(parsed, seq_len, ROW_BYTES) if planned else ()
+    if json:
+        print_json({**_facts(parsed, seq_len), "plans": plan_facts(plans, seq_len, ROW_BYTES) if plans else []})
+    else:
+        _print_structure(parsed, seq_len, plans)
     if png is not None:
-        _draw(parsed, seq_len, png)
+        _draw(parsed, seq_len, best_plan(plans) if plans else None, png)
 
 
 def _print_list(seq_len: int, json: bool) -> None:
@@ -52,12 +64,10 @@ def _print_list(seq_len: int, json: bool) -> None:
     print_table(["name", f"with the defaults of seq-len {seq_len}", "keeps (query i, key j)"], rows)
 
 
-def _print_structure(mask: Mask, seq_len: int, json: bool) -> None:
+def _print_structure(mask: Mask, seq_len: int, plans: tuple[PlanSummary, ...]) -> None:
     facts = _facts(mask, seq_len)
-    if json:
-        print_json(facts)
-        return
-    print_line(f"{facts['mask']} at seq-len {seq_len}")
+    several = f", {facts['masks']} masks: means over them" if facts["masks"] > 1 else ""
+    print_line(f"{facts['mask']} at seq-len {seq_len}{several}")
     print_line(f"keeps {facts['kept']:,} of {facts['pairs']:,} pairs: density {facts['density']:.4f}")
     print_line(f"rows keep {facts['row_min']} to {facts['row_max']} columns; {facts['empty_rows']} rows keep none")
     print_table(
@@ -69,6 +79,13 @@ def _print_structure(mask: Mask, seq_len: int, json: bool) -> None:
             )
         ],
     )
+    print_line()
+    if not plans:
+        print_line(f"plans of gathered attention are shown for masks of up to {MOST_PAIRS:,} pairs in all")
+        return
+    print_line(f"plans of gathered attention, for a head of {HEAD_DIM} channels of {8 * ELEMENT_BYTES} bits;")
+    print_line(f"dense: every tile gathers, and every row multiplies, {seq_len:,} columns")
+    print_plans(plans, seq_len, ROW_BYTES)
 
 
 def _facts(mask: Mask, seq_len: int) -> dict[str, Any]:
@@ -92,14 +109,9 @@ def _facts(mask: Mask, seq_len: int) -> dict[str, Any]:
     }
 
 
-def _draw(mask: Mask, seq_len: int, path: Path) -> None:
-    if path.suffix != ".png":
-        raise MaskError(f"--png writes a PNG picture: {path} must end in .png")
-    from matplotlib.figure import Figure
+def _draw(mask: Mask, seq_len: int, plan: PlanSummary | None, path: Path) -> None:
+    from atoffer_rl.cli.mask_picture import draw_mask
 
-    figure = Figure(figsize=(6, 6), layout="constrained")
-    axes = figure.add_subplot()
-    axes.imshow(mask.keep(seq_len)[0], cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    axes.set(title=f"{mask}, sequence length {seq_len}", xlabel="key j", ylabel="query i")
-    figure.savefig(path, dpi=150)
-    typer.echo(f"wrote {path}", err=True)
+    draw_mask(mask, seq_len, plan).savefig(path, dpi=150)
+    squares = mask.batches(seq_len)
+    typer.echo(f"wrote {path}" + (f": the first of {squares} masks" if squares > 1 else ""), err=True)

@@ -2,6 +2,9 @@
 
 import json
 
+import numpy as np
+import pytest
+
 from atoffer_rl.masks import MASK_NAMES
 
 
@@ -37,3 +40,44 @@ def test_picture(atoffer, tmp_path):
 def test_bad_pictures(atoffer, tmp_path):
     assert "must end in .png" in atoffer("masks", "dense", "--png", tmp_path / "mask.gif").err
     assert "No such file" in atoffer("masks", "dense", "--png", tmp_path / "gone" / "mask.png").err
+
+
+def test_plans(atoffer):
+    plans = json.loads(atoffer("masks", "strided", "--seq-len", 256, "--json").out)["plans"]
+    assert len(plans) == 16
+    assert [plan["best"] for plan in plans].count(True) == 1
+    natural = next(plan for plan in plans if (plan["order"], plan["tile_rows"]) == ("natural", 64))
+    assert natural["dense"]["products_per_row"] == 256
+    assert natural["dense"]["gathered_per_row"] == 256 / 64
+    text = atoffer("masks", "strided", "--seq-len", 256).out
+    for words in ("natural", "first column", "split", "two passes", "best (least products times bytes)"):
+        assert words in text
+    assert f"{natural['products_per_row']:.1f}" in text
+
+
+def test_masks_of_a_batch(atoffer, tmp_path):
+    keep = np.random.default_rng(0).random((2, 40, 40)) < 0.2
+    np.save(tmp_path / "mask.npy", keep)
+    outcome = atoffer("masks", f"file:{tmp_path / 'mask.npy'}", "--seq-len", 40, "--png", tmp_path / "mask.png")
+    assert "2 masks: means over them" in outcome.out
+    assert "the first of 2 masks" in outcome.err
+
+
+@pytest.mark.parametrize("seq_len", [1, 17])
+@pytest.mark.parametrize("kept", [False, True])
+def test_all_or_nothing(atoffer, tmp_path, seq_len, kept):
+    np.save(tmp_path / "mask.npy", np.full((seq_len, seq_len), kept))
+    words = "masks", f"file:{tmp_path / 'mask.npy'}", "--seq-len", seq_len
+    assert "best" in atoffer(*words).out
+    assert atoffer(*words, "--png", tmp_path / "mask.png").status == 0
+
+
+def test_too_many_pairs_to_plan(atoffer, monkeypatch, tmp_path):
+    monkeypatch.setattr("atoffer_rl.cli.masks.MOST_PAIRS", 1000)
+    assert "up to 1,000 pairs" in atoffer("masks", "fixed", "--seq-len", 64).out
+    outcome = atoffer("masks", "fixed", "--seq-len", 64, "--json", "--png", tmp_path / "mask.png")
+    assert json.loads(outcome.out)["plans"] == []
+
+
+def test_help_shows_an_example(atoffer):
+    assert "atoffer masks strided --seq-len 1024 --png strided.png" in atoffer("masks", "--help").out
