@@ -140,7 +140,7 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
         order: How rows are brought into tiles and fragments.
         pieces: Into how many items the longest tile of the natural part is cut; its others, so that none is longer.
     """
-    per_mask = [_items_of(keep, tile_rows, chunk, order, pieces) for keep in mask.keep(seq_len)]
+    per_mask = [_items_of(parts, tile_rows, chunk, order, pieces) for parts in _parts(mask, seq_len, order)]
     everything = [item for items in per_mask for item in items]
     partial = max(sum(item.slot != FINAL for item in items) for items in per_mask)
     final = max(sum(item.slot == FINAL for item in items) for items in per_mask)
@@ -214,9 +214,14 @@ def lane_words(kept: Keep) -> Words:
     return np.packbits(bits, axis=-1, bitorder="little").view("<u4")[..., 0]
 
 
-def _items_of(keep: Keep, tile_rows: int, chunk: int, order: Order, pieces: int) -> list[_Item]:
+@lru_cache(maxsize=4)
+def _parts(mask: Mask, seq_len: int, order: Order) -> tuple[tuple[Part, ...], ...]:
+    """The parts of each mask: the same for every size of tiles."""
+    return tuple(parts_of(keep, order) for keep in mask.keep(seq_len))
+
+
+def _items_of(parts: tuple[Part, ...], tile_rows: int, chunk: int, order: Order, pieces: int) -> list[_Item]:
     """Items of one mask, those with the most chunks first."""
-    parts = parts_of(keep, order)
     starts = range(0, len(parts[-1].rows), tile_rows)
     if order is Order.TWO_PASSES:
         items = [_two_pass_item(parts[0].keep, parts[1].keep, first, tile_rows) for first in starts]

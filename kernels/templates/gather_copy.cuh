@@ -123,18 +123,18 @@ struct Copier {
         return fetched;
     }
 
-    // `head_keys` points at the head's first key; values lie kWidth elements further.
+    // `head_keys` points at the head's first key; values lie kWidth elements further. Places without a column keep what
+    // they held: no fragment multiplies them.
     __device__ __forceinline__ void copy_chunk(const Element* head_keys, const Columns& fetched) const {
-        const Element* from = head_keys + (has_channels() ? vector * kVectorElements : 0);
+        if (!has_channels()) return;
+        const Element* from = head_keys + vector * kVectorElements;
+        const unsigned to = shared.keys(slot.at);
 #pragma unroll
         for (int i = 0; i < Tile::kCopies; ++i) {
-            const int row = first_row + i * Tile::kCopyRows;
-            if (!covers(row)) continue;
-            const bool valid = fetched.values[i] >= 0 && has_channels();
-            const Element* key = from + (valid ? fetched.values[i] : 0) * Tile::kTokenStride;
-            const unsigned to = shared.keys(slot.at) + targets[i];
-            copy_async<kVectorBytes>(to, key, valid);
-            copy_async<kVectorBytes>(to + Tile::kMatrixBytes, key + Tile::kWidth, valid);
+            if (fetched.values[i] < 0) continue;
+            const Element* key = from + fetched.values[i] * Tile::kTokenStride;
+            copy_vector<0, 0>(to + targets[i], key);
+            copy_vector<Tile::kMatrixBytes, Tile::kWidth * sizeof(Element)>(to + targets[i], key);
         }
     }
 
@@ -142,15 +142,16 @@ struct Copier {
         copy_words<Tile::kStepWords>(shared.steps(slot.at), words);
     }
 
+    // Rows that do not exist keep what they held: nothing of them is kept or stored.
     __device__ __forceinline__ void copy_queries(const Element* queries, const int* rows) const {
-        const Element* from = queries + (has_channels() ? vector * kVectorElements : 0);
+        if (!has_channels()) return;
+        const Element* from = queries + vector * kVectorElements;
         const unsigned to = shared_address(shared.queries(buffer.at));
 #pragma unroll
         for (int row = first_row; row < Tile::kTileRows; row += Tile::kCopyRows) {
             const int number = rows[row];
-            const bool valid = number >= 0 && has_channels();
-            copy_async<kVectorBytes>(to + swizzled<Tile::kRowVectors>(row, vector),
-                                     from + (valid ? number : 0) * Tile::kTokenStride, valid);
+            if (number < 0) continue;
+            copy_vector<0, 0>(to + swizzled<Tile::kRowVectors>(row, vector), from + number * Tile::kTokenStride);
         }
     }
 

@@ -191,6 +191,14 @@ struct Shared {
         return reinterpret_cast<int*>(base + Tile::kBarriersAt + (2 * Tile::kSlots + 2 * kBuffers) * kBarrierBytes);
     }
 
+    // By all threads: zeros wherever rows lie, for the channels beyond the head's that no copy ever writes.
+    __device__ __forceinline__ void clear_rows() const {
+        constexpr int kAllThreads = Tile::kThreads + Tile::kCopyThreads;
+        for (int at = threadIdx.x * kVectorBytes; at < Tile::kPartialsAt; at += kAllThreads * kVectorBytes) {
+            *reinterpret_cast<uint4*>(base + at) = make_uint4(0, 0, 0, 0);
+        }
+    }
+
     // By one thread, before the others use them.
     __device__ __forceinline__ void start_barriers() const {
         for (int slot = 0; slot < Tile::kSlots; ++slot) {
