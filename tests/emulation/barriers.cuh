@@ -1,7 +1,6 @@
 // What kernels/templates/barriers.cuh offers, on the emulated machine: the same names with the same meaning.
 #pragma once
 
-#include "common.cuh"
 #include "machine.h"
 
 namespace atoffer {
@@ -14,11 +13,6 @@ inline void wait_phase(unsigned barrier, int parity) { emulation::wait_phase(bar
 template <int THREADS>
 void synchronise_some(int name) {
     emulation::synchronise(name, THREADS);
-}
-
-template <int TO_OFFSET, int FROM_OFFSET>
-void copy_vector(unsigned to, const void* from) {
-    copy_async<16>(to + TO_OFFSET, static_cast<const char*>(from) + FROM_OFFSET);
 }
 
 template <int TO_OFFSET, int FROM_OFFSET>
