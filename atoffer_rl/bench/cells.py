@@ -18,7 +18,7 @@ from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.trial import SegmentRequest
 from atoffer_rl.workload import Workload
 
-ATTENTION = Run(1, 6)
+ATTENTION = Run(2, 6)
 CONTEXT_BYTES = 2**30
 """What a process takes of the GPU before it has a tensor."""
 WORKSPACE_BYTES = 2**30
@@ -36,7 +36,7 @@ IDENTITY = ("mask", "batch", "seq_len", "heads", "head_dim", "dtype")
 
 @dataclass(frozen=True)
 class Cell:
-    """A workload with our choice for operators 1 to 6.
+    """A workload with our choice for operators 2 to 6.
 
     Attributes:
         workload: Shapes, dtype and mask.
@@ -74,7 +74,7 @@ def name_of(workload: Workload) -> str:
 def allowed_bytes(workload: Workload) -> int:
     """GPU memory that the contenders of a cell and its reference are allowed, enough for all but the largest."""
     entry = workload.heads * workload.seq_len**2
-    projections = PROJECTIONS * layer_tensors(workload)["qkv_raw"].size * 4
+    projections = PROJECTIONS * layer_tensors(workload)["qkv"].size * 4
     at_once = max(entry, min(workload.score_count, EXACT_SCORES_AT_ONCE))
     scores = max(SCORE_BYTES * workload.score_count, EXACT_SCORE_BYTES * at_once)
     return min(MOST_BYTES, WORKSPACE_BYTES + projections + scores)

@@ -1,7 +1,7 @@
 """One cell of `bench mha`: sparse attention from the fused QKV projection to merged heads, ours beside the peers.
 
-Peers are given the projection with its bias added, as a product's epilogue leaves it, in memory that they may view as
-they like; ours is given it without, and adds the bias itself.
+Everyone is given the projection with its bias added, as a product's epilogue leaves it, in memory that they may view
+as they like.
 """
 
 from collections.abc import Iterable, Mapping
@@ -58,9 +58,8 @@ class CellBench:
         torch.cuda.empty_cache()
         inputs = draw_inputs(workload, ATTENTION, Inputs.RANDOM, SEED, device)
         self._out = _result_tensor(workload, inputs)
-        qkv = inputs["qkv_raw"] + inputs["b_qkv"]
         contenders = [Contender(OURS, lambda: _ours(self._segment, inputs, self._out))]
-        contenders += [_peer(workload, peer, qkv) for peer in attention_peers(workload, device)]
+        contenders += [_peer(workload, peer, inputs["qkv"]) for peer in attention_peers(workload, device)]
         self._contest = Contest(contenders, GRAPH_LAUNCHES)
 
     def _verified(self, kind: Inputs, chunks: Iterable[slice]) -> Verdict:
@@ -123,7 +122,7 @@ def judge(
 def floor_us(workload: Workload) -> float:
     """QKV read once and the output written once; never under what a launch takes."""
     tensors = layer_tensors(workload)
-    moved = tensors["qkv_raw"].size_bytes + tensors[RESULT].size_bytes
+    moved = tensors["qkv"].size_bytes + tensors[RESULT].size_bytes
     return max(SMALLEST_FLOOR_US, memory_us(moved, current_device()))
 
 
@@ -140,8 +139,8 @@ def _peaked_chunks(workload: Workload) -> list[slice]:
 
 
 def _result_tensor(workload: Workload, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    raw = inputs["qkv_raw"]
-    return torch.empty(layer_tensors(workload)[RESULT].shape, dtype=raw.dtype, device=raw.device)
+    qkv = inputs["qkv"]
+    return torch.empty(layer_tensors(workload)[RESULT].shape, dtype=qkv.dtype, device=qkv.device)
 
 
 def _ours(segment: Launchable, inputs: Mapping[str, torch.Tensor], out: torch.Tensor) -> Launch:

@@ -36,18 +36,18 @@ def peer_named(workload: Workload, name: str):
 @pytest.mark.parametrize("name", ["eager naive", "SDPA math", "compile SDPA"])
 def test_attention_agrees_with_the_reference(name: str, mask: str) -> None:
     workload = small(mask)
-    inputs = draw_inputs(workload, Run(1, 6), Inputs.RANDOM, 0, CPU)
+    inputs = draw_inputs(workload, Run(2, 6), Inputs.RANDOM, 0, CPU)
     function = attention_function(workload, peer_named(workload, name).make())
-    found = function(inputs["qkv_raw"] + inputs["b_qkv"])
-    assert torch.allclose(found.double(), run_reference(workload, Run(1, 6), inputs)["merged"], atol=1e-5)
+    found = function(inputs["qkv"])
+    assert torch.allclose(found.double(), run_reference(workload, Run(2, 6), inputs)["merged"], atol=1e-5)
 
 
 @pytest.mark.parametrize(("mask", "name"), [("causal", "SDPA flash is_causal"), ("dense", "SDPA flash")])
 def test_flash_runs_where_no_mask_is_needed(mask: str, name: str) -> None:
     workload = small(mask)
-    inputs = draw_inputs(workload, Run(1, 6), Inputs.RANDOM, 0, CPU)
-    found = attention_function(workload, peer_named(workload, name).make())(inputs["qkv_raw"] + inputs["b_qkv"])
-    assert torch.allclose(found.double(), run_reference(workload, Run(1, 6), inputs)["merged"], atol=1e-5)
+    inputs = draw_inputs(workload, Run(2, 6), Inputs.RANDOM, 0, CPU)
+    found = attention_function(workload, peer_named(workload, name).make())(inputs["qkv"])
+    assert torch.allclose(found.double(), run_reference(workload, Run(2, 6), inputs)["merged"], atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
@@ -102,11 +102,9 @@ def test_flex_builds_its_blocks(mask: str) -> None:
 @pytest.mark.parametrize("name", ["Flex 128", "Flex 64", "compile SDPA", "compile naive"])
 def test_what_is_compiled_is_traced_whole_and_right(name: str, mask: str) -> None:
     workload = Workload(2, 140, 2, 16, 40, dtype="float32", mask=mask)
-    inputs = draw_inputs(workload, Run(1, 6), Inputs.RANDOM, 0, CPU)
+    inputs = draw_inputs(workload, Run(2, 6), Inputs.RANDOM, 0, CPU)
     function = attention_function(workload, peer_named(workload, name).make())
     torch._dynamo.reset()
     with torch.no_grad():
-        found = torch.compile(function, backend="eager", dynamic=False, fullgraph=True)(
-            inputs["qkv_raw"] + inputs["b_qkv"]
-        )
-    assert torch.allclose(found.double(), run_reference(workload, Run(1, 6), inputs)["merged"], atol=1e-5)
+        found = torch.compile(function, backend="eager", dynamic=False, fullgraph=True)(inputs["qkv"])
+    assert torch.allclose(found.double(), run_reference(workload, Run(2, 6), inputs)["merged"], atol=1e-5)
