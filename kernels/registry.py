@@ -48,7 +48,7 @@ def template_choices(name: str, workload: Workload, run: Run, device: DeviceSpec
         return ()
     possible = [
         Choice(run, name, values)
-        for values in load_space(name).candidates(run)
+        for values in load_space(name).candidates(workload, run)
         if template.impossible(workload, run, dict(values), device) is None
     ]
     if len(possible) > MAX_CHOICES:
