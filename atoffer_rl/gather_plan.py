@@ -26,11 +26,34 @@ Words: TypeAlias = NDArray[np.uint32]
 PADDING = -1
 FINAL = -1
 HEADER_WORDS = 8
+MOST_WASTE = 1.05
+"""Columns that a formula may give for one that is needed: reading a few more costs less than reading a list."""
 WARP_LANES = 32
 GROUP_COLUMNS = 16
 """Columns that one step of a product with 16-bit elements takes in."""
 BLOCK_COLUMNS = 64
 """Columns of a fragment that one word a lane describes: four groups, eight bits each."""
+
+
+@dataclass(frozen=True)
+class ColumnFormula:
+    """Columns of natural tiles, of which the last comes first: a band that moves with the rows, after summary columns.
+
+    The tile of rows first to last needs columns from band = (first - left) // align * align, at least 0, to
+    last + right, and before the band those that are `offset` modulo `step`.
+    """
+
+    left: int
+    right: int
+    align: int
+    step: int
+    offset: int
+
+    def columns(self, first: int, end: int, seq_len: int) -> Int32:
+        """What the tile of rows `first` to `end` - 1 needs, ascending."""
+        band = max(0, first - self.left) // self.align * self.align
+        summaries = np.arange(self.offset, band, self.step, dtype=np.int32)
+        return np.concatenate([summaries, np.arange(band, min(end + self.right, seq_len), dtype=np.int32)])
 
 
 @dataclass(frozen=True)
@@ -49,6 +72,7 @@ class GatherPlan:
             `lane_words`.
         partial_items: Items of each mask that are partial; they come first.
         slots: Partial results that a row has at most.
+        formula: How rows and columns follow from an item's number, if they do.
     """
 
     headers: Int32
@@ -59,6 +83,7 @@ class GatherPlan:
     words: Words
     partial_items: int
     slots: int
+    formula: ColumnFormula | None = None
 
     @property
     def passes(self) -> int:
@@ -141,6 +166,10 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
         pieces: Into how many items the longest tile of the natural part is cut; its others, so that none is longer.
     """
     per_mask = [_items_of(parts, tile_rows, chunk, order, pieces) for parts in _parts(mask, seq_len, order)]
+    formula = None
+    if order is Order.NATURAL and pieces == 1 and len(per_mask) == 1:
+        formula = _formula(mask, per_mask[0], seq_len)
+        per_mask = [_computed_items(per_mask[0], formula, seq_len)] if formula else per_mask
     everything = [item for items in per_mask for item in items]
     partial = max(sum(item.slot != FINAL for item in items) for items in per_mask)
     final = max(sum(item.slot == FINAL for item in items) for items in per_mask)
@@ -151,6 +180,7 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
         ),
         partial_items=partial,
         slots=max(item.merges for item in everything),
+        formula=formula,
     )
     plan.headers[:, partial:, 2] = FINAL
     for mask_number, items in enumerate(per_mask):
@@ -232,6 +262,44 @@ def _items_of(parts: tuple[Part, ...], tile_rows: int, chunk: int, order: Order,
         for part in parts[:-1]:
             items += [replace(_tile(part, first, tile_rows), slot=0) for first in range(0, len(part.rows), tile_rows)]
     return sorted(items, key=lambda item: -len(item.columns))
+
+
+def _formula(mask: Mask, tiles: list[_Item], seq_len: int) -> ColumnFormula | None:
+    """A formula that gives every column that `tiles` need, and few others; None if none is known to."""
+    if not all(len(tile.columns) for tile in tiles):
+        return None
+    left = max(0, *(int(tile.rows[0] - tile.columns.min()) for tile in tiles))
+    right = max(0, *(int(tile.columns.max()) + 1 - _end(tile, seq_len) for tile in tiles))
+    candidates = [ColumnFormula(left, right, 1, 1, seq_len)]
+    if mask.name == "fixed":
+        block = dict(mask.parameters)["block"]
+        candidates.append(ColumnFormula(0, 0, block, block, block - 1))
+    needed = sum(len(tile.columns) for tile in tiles)
+    for formula in candidates:
+        given = [formula.columns(int(tile.rows[0]), _end(tile, seq_len), seq_len) for tile in tiles]
+        enough = all(np.isin(tile.columns, columns).all() for tile, columns in zip(tiles, given, strict=True))
+        if enough and sum(map(len, given)) <= MOST_WASTE * needed:
+            return formula
+    return None
+
+
+def _end(tile: _Item, seq_len: int) -> int:
+    return min(int(tile.rows[0]) + len(tile.rows), seq_len)
+
+
+def _computed_items(tiles: list[_Item], formula: ColumnFormula, seq_len: int) -> list[_Item]:
+    """`tiles` with the columns that the formula gives, the last rows first."""
+    return [
+        _with_columns(tile, formula.columns(int(tile.rows[0]), _end(tile, seq_len), seq_len))
+        for tile in sorted(tiles, key=lambda tile: -int(tile.rows[0]))
+    ]
+
+
+def _with_columns(tile: _Item, columns: Int32) -> _Item:
+    """`tile` reading `columns`, which hold all that it needs."""
+    pairs = np.zeros((*tile.pairs.shape[:-1], len(columns)), bool)
+    pairs[..., np.searchsorted(columns, tile.columns)] = tile.pairs
+    return replace(tile, columns=columns, pairs=pairs)
 
 
 def _tile_rows(rows: Rows, first: int, tile_rows: int) -> Rows:

@@ -101,6 +101,7 @@ class GatherTemplate:
             mask_batches=len(plan.headers),
             items=plan.items,
             partial_items=plan.partial_items,
+            formula=plan.formula,
             chunks=plan.chunks,
             passes=plan.passes,
             fragment_columns=_fragment_columns(values, plan),

@@ -5,11 +5,66 @@
 
 namespace atoffer {
 
+// Rows and columns of an item as the plan lists them.
+template <class Shape>
+struct ListedSource {
+    using Tile = Tiling<Shape>;
+
+    const int* rows;
+    const int* columns;
+    const Item& item;
+
+    __device__ __forceinline__ ListedSource(const Plan<typename Shape::Element>& plan, int index, int)
+        : rows(plan.rows + index * Tile::kTileRows),
+          columns(plan.columns + index * Tile::kChunks * Tile::kChunk),
+          item(plan.items[index]) {}
+
+    __device__ __forceinline__ int chunks() const { return item.chunks; }
+    __device__ __forceinline__ int row(int place) const { return rows[place]; }
+    __device__ __forceinline__ int column(int place) const { return columns[place]; }
+};
+
+// The same, computed from the item's number: nothing has to be read before the copies can begin. Columns are those of
+// a band that moves with the rows, after summary columns a constant step apart; see ColumnFormula of gather_plan.py.
+template <class Shape>
+struct ComputedSource {
+    using Tile = Tiling<Shape>;
+
+    int first_row, summaries, band, columns;
+
+    __device__ __forceinline__ ComputedSource(const Plan<typename Shape::Element>&, int, int number) {
+        first_row = (Tile::kItems - 1 - number) * Tile::kTileRows;
+        const int last_row = min(first_row + Tile::kTileRows, Tile::kSeqLen);
+        band = max(0, first_row - Shape::kLeft) / Shape::kAlign * Shape::kAlign;
+        summaries = max(0, band - Shape::kOffset + Shape::kSummaryStep - 1) / Shape::kSummaryStep;
+        columns = summaries + min(last_row + Shape::kRight, Tile::kSeqLen) - band;
+    }
+
+    __device__ __forceinline__ int chunks() const { return (columns + Tile::kChunk - 1) / Tile::kChunk; }
+    __device__ __forceinline__ int row(int place) const {
+        return first_row + place < Tile::kSeqLen ? first_row + place : -1;
+    }
+    __device__ __forceinline__ int column(int place) const {
+        if (place >= columns) return -1;
+        return place < summaries ? Shape::kOffset + place * Shape::kSummaryStep : band + place - summaries;
+    }
+};
+
+template <class Shape, bool COMPUTED>
+struct SourceOf {
+    using Type = ListedSource<Shape>;
+};
+template <class Shape>
+struct SourceOf<Shape, true> {
+    using Type = ComputedSource<Shape>;
+};
+
 // One thread's part: always the same 8 channels, of every kCopyRows-th row.
 template <class Shape>
 struct Copier {
     using Tile = Tiling<Shape>;
     using Element = typename Shape::Element;
+    using Source = typename SourceOf<Shape, Shape::kComputed>::Type;
     static constexpr int kBarrier = 1;  // named barrier of the copying warps
     static constexpr bool kDraws = Tile::kTickets > Shape::kGrid;
     static constexpr bool kWaits = Shape::kPartialItems > 0;
@@ -91,16 +146,16 @@ struct Copier {
         const int batch = place.head / Tile::kHeads, channels = place.head % Tile::kHeads * Tile::kHeadDim;
         const int item = (Shape::kMaskBatches == 1 ? 0 : batch) * Tile::kItems + place.item;
         const Element* queries = qkv + batch * Tile::kSeqLen * Tile::kTokenStride + channels;
-        const int* columns = plan.columns + item * Tile::kChunks * Tile::kChunk;
-        const int chunks = plan.items[item].chunks;
-        Columns next = fetch(columns);
+        const Source source(plan, item, place.item);
+        const int chunks = source.chunks();
+        Columns next = fetch(source, 0);
         wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
-        copy_queries(queries, plan.rows + item * Tile::kTileRows);
+        copy_queries(queries, source);
         copy_small(item, bias + channels);
         publish(ticket);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const Columns fetched = next;
-            if (chunk + 1 < chunks) next = fetch(columns + (chunk + 1) * Tile::kChunk);
+            if (chunk + 1 < chunks) next = fetch(source, chunk + 1);
             wait_phase(shared.slot_empty(slot.at), slot.parity ^ 1);
             copy_chunk(queries + Tile::kWidth, fetched);
             copy_steps(plan.steps + (item * Tile::kChunks + chunk) * Tile::kStepWords);
@@ -113,12 +168,12 @@ struct Copier {
         return Tile::kChunk % Tile::kCopyRows == 0 || row < Tile::kChunk;
     }
 
-    __device__ __forceinline__ Columns fetch(const int* columns) const {
+    __device__ __forceinline__ Columns fetch(const Source& source, int chunk) const {
         Columns fetched;
 #pragma unroll
         for (int i = 0; i < Tile::kCopies; ++i) {
             const int row = first_row + i * Tile::kCopyRows;
-            fetched.values[i] = covers(row) ? columns[row] : -1;
+            fetched.values[i] = covers(row) ? source.column(chunk * Tile::kChunk + row) : -1;
         }
         return fetched;
     }
@@ -143,13 +198,13 @@ struct Copier {
     }
 
     // Rows that do not exist keep what they held: nothing of them is kept or stored.
-    __device__ __forceinline__ void copy_queries(const Element* queries, const int* rows) const {
+    __device__ __forceinline__ void copy_queries(const Element* queries, const Source& source) const {
         if (!has_channels()) return;
         const Element* from = queries + vector * kVectorElements;
         const unsigned to = shared_address(shared.queries(buffer.at));
 #pragma unroll
         for (int row = first_row; row < Tile::kTileRows; row += Tile::kCopyRows) {
-            const int number = rows[row];
+            const int number = source.row(row);
             if (number < 0) continue;
             copy_vector<0, 0>(to + swizzled<Tile::kRowVectors>(row, vector), from + number * Tile::kTokenStride);
         }

@@ -17,6 +17,8 @@
 
 // ---- What CUDA C++ itself offers.
 
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 inline void __syncthreads() { emulation::synchronise(0, 0); }
 inline void __syncwarp() { emulation::exchange("__syncwarp", 0); }
 
