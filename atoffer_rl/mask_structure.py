@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoffer_rl.masks import Mask
 
@@ -37,3 +38,12 @@ def mask_structure(mask: Mask, seq_len: int) -> MaskStructure:
         columns.append(float(needed.mean()))
         blocks.append(float(np.logical_or.reduceat(needed, starts, axis=2).mean()))
     return MaskStructure(float(keep.mean()), tuple(blocks), tuple(columns))
+
+
+@lru_cache(maxsize=64)
+def kept_within(mask: Mask, seq_len: int) -> NDArray[np.float64]:
+    """Pairs that `mask` keeps of the first n tokens, for n from 0 to `seq_len`, mean over its squares."""
+    keep = mask.keep(seq_len)
+    joins = np.tril(keep).sum(axis=2) + np.triu(keep, 1).sum(axis=1)  # of each token with those before it and itself
+    within: NDArray[np.float64] = np.concatenate([[0.0], np.cumsum(joins.mean(axis=0))])
+    return within

@@ -289,9 +289,8 @@ def table_for(workload: Workload, folder: Path = RECORDS_FOLDER) -> RecordedTabl
 def describe(workload: Workload) -> str:
     """A workload in a few words."""
     w = workload
-    return (
-        f"B {w.batch}, S {w.seq_len}, H {w.heads}, W {w.head_dim}, F {w.ffn_dim}, {w.mask}, {w.activation}, {w.dtype}"
-    )
+    shapes = f"B {w.batch}, S {w.seq_len}, H {w.heads}, W {w.head_dim}, F {w.ffn_dim}"
+    return f"{shapes}, {w.mask}, {w.activation}, {w.dtype}" + (f", lengths {w.lengths}" if w.padded else "")
 
 
 def list_workloads(workloads: Iterable[Workload]) -> str:

@@ -2,31 +2,51 @@
 
 from functools import lru_cache
 
+import numpy as np
+
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.dtype import DType
+from atoffer_rl.mask_structure import kept_within
 from atoffer_rl.operators import reads_mask, run_activations, run_operators, run_results, run_weights
 from atoffer_rl.run import Run
-from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.tensors import layer_tensors, reads_lengths
 from atoffer_rl.workload import Workload
 
 
 @lru_cache(maxsize=1024)
 def run_bytes(workload: Workload, run: Run) -> int:
-    """Bytes of what `run` reads and stores in one layer, each tensor once; a mask's plan is not counted."""
+    """Bytes of what `run` reads and stores in one layer, each tensor once; a mask's plan is not counted.
+
+    Of the activations of a run that reads sequence lengths, rows within them count, on average.
+    """
     tensors = layer_tensors(workload)
-    return sum(tensors[name].size_bytes for name in run_activations(run) + run_weights(run) + run_results(run))
+    read = sum(tensors[name].size_bytes for name in run_activations(run))
+    if reads_lengths(workload, run):
+        read = round(read * valid_share(workload))
+    return read + sum(tensors[name].size_bytes for name in run_weights(run) + run_results(run))
+
+
+def valid_share(workload: Workload) -> float:
+    """Tokens within the sequences' lengths over all tokens, on average."""
+    return workload.length_spec.mean(np.arange(workload.seq_len + 1)) / workload.seq_len
+
+
+def kept_pairs(workload: Workload) -> int:
+    """(query, key) pairs that the mask keeps within the sequences' lengths, over all heads, on average."""
+    w = workload
+    if not w.padded:
+        return round(w.score_count * float(w.mask_spec.keep(w.seq_len).mean()))
+    return round(w.batch * w.heads * w.length_spec.mean(kept_within(w.mask_spec, w.seq_len)))
 
 
 @lru_cache(maxsize=1024)
 def run_flops(workload: Workload, run: Run) -> int:
     """Floating-point operations of the products in `run` in one layer; the other operators never bound it.
 
-    Products of attention count only pairs that the mask keeps where the run contains the mask.
+    Products of attention count only pairs that the mask and the lengths keep where the run contains the mask.
     """
     w = workload
-    pairs = w.score_count
-    if reads_mask(run):
-        pairs = round(w.score_count * float(w.mask_spec.keep(w.seq_len).mean()))
+    pairs = kept_pairs(w) if reads_mask(run) else w.score_count
     products = {
         "qkv_gemm": w.rows * w.width * 3 * w.width,
         "qk_gemm": pairs * w.head_dim,

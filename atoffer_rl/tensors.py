@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from math import prod
 
 from atoffer_rl.dtype import DType
-from atoffer_rl.operators import run_activations, run_results
+from atoffer_rl.operators import reads_mask, run_activations, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.workload import MAX_INDEX, Workload
 
 ALIGNMENT_BYTES = 256
+LENGTHS = "lengths"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def layer_tensors(workload: Workload) -> dict[str, Tensor]:
 
     Weights of products are (out_features, in_features), as torch's Linear keeps them; `w_qkv` stacks the
     query, key and value projections in that order. `qkv` holds q, k and v side by side in each row:
-    (batch, seq_len, 3, heads, head_dim).
+    (batch, seq_len, 3, heads, head_dim). A padded workload has `lengths` besides, (batch,).
     """
     w = workload
     batch, seq, heads, head, width, ffn = w.batch, w.seq_len, w.heads, w.head_dim, w.width, w.ffn_dim
@@ -66,7 +67,19 @@ def layer_tensors(workload: Workload) -> dict[str, Tensor]:
     }
     shapes |= dict.fromkeys(("merged", "out_raw", "attn_sum", "attn_norm", "ffn2_raw", "ffn_sum", "y"), (rows, low))
     shapes |= dict.fromkeys(("b_out", "gamma_1", "beta_1", "b_ffn2", "gamma_2", "beta_2"), ((width,), low))
+    if w.padded:
+        shapes[LENGTHS] = ((batch,), DType.INT32)
     return {name: Tensor(name, shape, dtype) for name, (shape, dtype) in shapes.items()}
+
+
+def reads_lengths(workload: Workload, run: Run) -> bool:
+    """Whether `run` drops what lies beyond the sequences' lengths: it contains the mask operator, and they vary."""
+    return workload.padded and reads_mask(run)
+
+
+def run_inputs(workload: Workload, run: Run) -> tuple[str, ...]:
+    """What `run` reads besides weights: its activations, and the lengths where it needs them."""
+    return run_activations(run) + ((LENGTHS,) if reads_lengths(workload, run) else ())
 
 
 def too_large(workload: Workload, run: Run) -> str | None:

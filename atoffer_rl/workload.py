@@ -1,12 +1,13 @@
-"""What a scheme is tuned for: the shapes, number format, mask and activation of an encoder."""
+"""What a scheme is tuned for: the shapes, number format, mask, activation and sequence lengths of an encoder."""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from atoffer_rl.dtype import DType
+from atoffer_rl.dtype import FLOATS, DType
 from atoffer_rl.errors import MaskError, WorkloadError
+from atoffer_rl.lengths import FULL, Lengths, parse_lengths
 from atoffer_rl.masks import MAX_SEQ_LEN, Mask, parse_mask
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
@@ -29,6 +30,8 @@ class Workload:
         mask: Canonical mask name with its parameters, such as `strided:stride=16`.
         activation: `gelu` (exact, erf), `gelu_tanh` or `relu`.
         epsilon: Added to the variance in LayerNorm.
+        lengths: Canonical distribution of sequence lengths, such as `uniform:shortest=1,longest=128`; `full` where
+            every sequence has `seq_len` tokens.
 
     Raises:
         WorkloadError: If a number is not positive or is out of reach, or a name is unknown.
@@ -45,14 +48,15 @@ class Workload:
     mask: str = "strided"
     activation: str = "gelu"
     epsilon: float = 1e-12
+    lengths: str = FULL
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq_len", "heads", "head_dim", "ffn_dim", "layers"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise WorkloadError(f"{name} must be a positive whole number, not {value!r}")
-        if self.dtype not in [dtype.value for dtype in DType]:
-            raise WorkloadError(f"dtype must be one of {', '.join(d.value for d in DType)}, not {self.dtype!r}")
+        if self.dtype not in [dtype.value for dtype in FLOATS]:
+            raise WorkloadError(f"dtype must be one of {', '.join(d.value for d in FLOATS)}, not {self.dtype!r}")
         if self.activation not in ACTIVATIONS:
             raise WorkloadError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
         if not isinstance(self.epsilon, float | int) or not 0.0 <= self.epsilon < 1.0:
@@ -65,6 +69,7 @@ class Workload:
         if squares * self.seq_len**2 > MAX_INDEX:
             raise MaskError(f"{mask} has over 2**31 elements: reduce batch or seq_len")
         object.__setattr__(self, "mask", str(mask))
+        object.__setattr__(self, "lengths", str(self.length_spec))
 
     def _check_sizes(self) -> None:
         """Refuse what no kernel could index, before anything of that size is made.
@@ -107,14 +112,25 @@ class Workload:
         return parse_mask(self.mask, self.seq_len)
 
     @property
+    def length_spec(self) -> Lengths:
+        """The parsed distribution of sequence lengths."""
+        return parse_lengths(self.lengths, self.batch, self.seq_len)
+
+    @property
+    def padded(self) -> bool:
+        """Whether sequences may be shorter than `seq_len`, so that kernels read their lengths."""
+        return self.lengths != FULL
+
+    @property
     def key(self) -> str:
         """A short, stable name of this workload."""
         text = json.dumps(self.to_json() | {"mask": self.mask_spec.identity}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
-        """The workload as plain JSON values."""
-        return asdict(self)
+        """The workload as plain JSON values; `lengths` only where they are not full."""
+        fields = asdict(self)
+        return fields if self.padded else {name: value for name, value in fields.items() if name != "lengths"}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:

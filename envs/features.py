@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoffer_rl.device import DeviceSpec
-from atoffer_rl.dtype import DType
+from atoffer_rl.dtype import FLOATS
 from atoffer_rl.envs.decisions import Decision, DecisionTree, Index, Phase, decision_tree
 from atoffer_rl.envs.observation import (
     CODE_SIZE,
@@ -145,7 +145,7 @@ def _shared(workload: Workload, device: DeviceSpec) -> Vector:
     structure = mask_structure(workload.mask_spec, workload.seq_len)
     w = workload
     shapes = [log2(x) / 16 for x in (w.batch, w.seq_len, w.heads, w.head_dim, w.ffn_dim, w.rows)]
-    flags = [float(w.dtype == item.value) for item in DType] + [float(w.activation == name) for name in ACTIVATIONS]
+    flags = [float(w.dtype == item.value) for item in FLOATS] + [float(w.activation == name) for name in ACTIVATIONS]
     mask = [structure.density, *structure.block_density, *structure.tile_columns]
     rates = (device.multiprocessors, device.bandwidth_gb_s, device.tensor_tflops, device.float32_tflops)
     machine = [log2(rate) / 16 for rate in rates]
