@@ -168,7 +168,7 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
     per_mask = [_items_of(parts, tile_rows, chunk, order, pieces) for parts in _parts(mask, seq_len, order)]
     formula = None
     if order is Order.NATURAL and pieces == 1 and len(per_mask) == 1:
-        formula = _formula(mask, per_mask[0], seq_len)
+        formula = _formula(per_mask[0], seq_len)
         per_mask = [_computed_items(per_mask[0], formula, seq_len)] if formula else per_mask
     everything = [item for items in per_mask for item in items]
     partial = max(sum(item.slot != FINAL for item in items) for items in per_mask)
@@ -264,16 +264,17 @@ def _items_of(parts: tuple[Part, ...], tile_rows: int, chunk: int, order: Order,
     return sorted(items, key=lambda item: -len(item.columns))
 
 
-def _formula(mask: Mask, tiles: list[_Item], seq_len: int) -> ColumnFormula | None:
+def _formula(tiles: list[_Item], seq_len: int) -> ColumnFormula | None:
     """A formula that gives every column that `tiles` need, and few others; None if none is known to."""
     if not all(len(tile.columns) for tile in tiles):
         return None
     left = max(0, *(int(tile.rows[0] - tile.columns.min()) for tile in tiles))
     right = max(0, *(int(tile.columns.max()) + 1 - _end(tile, seq_len) for tile in tiles))
     candidates = [ColumnFormula(left, right, 1, 1, seq_len)]
-    if mask.name == "fixed":
-        block = dict(mask.parameters)["block"]
-        candidates.append(ColumnFormula(0, 0, block, block, block - 1))
+    longest = np.sort(max(tiles, key=lambda tile: len(tile.columns)).columns)
+    if len(step := np.unique(np.diff(longest)[:-1])) and step[-1] > 1:
+        block = int(step[-1])
+        candidates.append(ColumnFormula(0, 0, block, block, int(longest[0]) % block))
     needed = sum(len(tile.columns) for tile in tiles)
     for formula in candidates:
         given = [formula.columns(int(tile.rows[0]), _end(tile, seq_len), seq_len) for tile in tiles]

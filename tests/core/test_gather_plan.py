@@ -224,3 +224,26 @@ def test_long_rows_are_planned_within_seconds(order):
     plan = gather_plan(mask, 4096, 64, 64, order, 1)
     assert time.process_time() - start < 2
     assert plan.products > 4096
+
+
+@pytest.mark.parametrize("seq_len", [1, 17, 64, 200, 256])
+@pytest.mark.parametrize("name", ["dense", "causal", "fixed", "fixed:block=5", "sliding:window=10", "strided"])
+def test_a_formula_gives_the_columns_that_the_plan_lists(name, seq_len):
+    mask = parse_mask(name, seq_len)
+    plan = gather_plan(mask, seq_len, 32, 64, Order.NATURAL, 1)
+    if plan.formula is None:
+        assert name == "strided"
+        assert seq_len % 32
+        return
+    for number, listed in enumerate(plan.columns[0]):
+        first = (plan.items - 1 - number) * 32
+        columns = plan.formula.columns(first, min(first + 32, seq_len), seq_len)
+        np.testing.assert_array_equal(listed[listed >= 0], columns)
+
+
+@pytest.mark.parametrize("order", [Order.FIRST_COLUMN, Order.SPLIT, Order.TWO_PASSES])
+def test_only_natural_tiles_in_one_piece_have_a_formula(order):
+    mask = parse_mask("strided", 256)
+    assert gather_plan(mask, 256, 64, 64, order, 1).formula is None
+    assert gather_plan(mask, 256, 64, 64, Order.NATURAL, 2).formula is None
+    assert gather_plan(mask, 256, 64, 64, Order.NATURAL, 1).formula is not None
