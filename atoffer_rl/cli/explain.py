@@ -1,5 +1,6 @@
 """`atoffer explain`: what a scheme does, and where its time goes."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from atoffer_rl.operators import run_operators
 from atoffer_rl.records import RecordedTable, describe, list_workloads, recorded_workloads
 from atoffer_rl.roofline import floor_us
 from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.table_summary import latencies
 from atoffer_rl.workload import Workload
 
 
@@ -33,6 +35,7 @@ class Row:
         flops: Floating-point operations.
         floor_us: Roofline time.
         latency_us: Recorded latency; None where it was not recorded, or failed.
+        why: How it stands among what was measured for the same run; None where it was not measured.
     """
 
     run: tuple[int, int]
@@ -44,6 +47,7 @@ class Row:
     flops: int
     floor_us: float
     latency_us: float | None
+    why: str | None
 
 
 @workload_options
@@ -95,14 +99,11 @@ def _chosen(workload: Workload, path: Path | None, code: int | None, table: Reco
 
 
 def _rows(workload: Workload, scheme: Scheme, table: RecordedTable | None, device: DeviceSpec) -> list[Row]:
-    trials = table.segments(workload) if table is not None else {}
-    return [
-        _row(workload, choice, device, trials[choice].latency_us if choice in trials else None)
-        for choice in scheme.choices
-    ]
+    measured = latencies(table.segments(workload)) if table is not None else {}
+    return [_row(workload, choice, device, measured) for choice in scheme.choices]
 
 
-def _row(workload: Workload, choice: Choice, device: DeviceSpec, latency_us: float | None) -> Row:
+def _row(workload: Workload, choice: Choice, device: DeviceSpec, measured: Mapping[Choice, float]) -> Row:
     from atoffer_rl.kernels.registry import template_named
 
     template = template_named(choice.template)
@@ -117,8 +118,27 @@ def _row(workload: Workload, choice: Choice, device: DeviceSpec, latency_us: flo
         bytes=moved,
         flops=work.flops,
         floor_us=floor_us(moved, work.flops, workload.element, device),
-        latency_us=latency_us,
+        latency_us=measured.get(choice),
+        why=_why(choice, {other: us for other, us in measured.items() if other.run == choice.run}),
     )
+
+
+def _why(choice: Choice, measured: Mapping[Choice, float]) -> str | None:
+    """Rank among the choices measured for the same run, the next best of its template, and the best of the others."""
+    if choice not in measured:
+        return None
+    latency_us = measured[choice]
+    rank = sum(us < latency_us for us in measured.values()) + 1
+    place = "fastest" if rank == 1 else f"number {rank}"
+    parts = [f"{place} of {len(measured)} measured for [{choice.run.first},{choice.run.last}]"]
+    others = [(us, other) for other, us in measured.items() if other != choice]
+    for same, name in ((True, f"next {choice.template}"), (False, "best of the others")):
+        rivals = [(us, other) for us, other in others if (other.template == choice.template) is same]
+        if rivals:
+            us, rival = min(rivals, key=lambda pair: pair[0])
+            values = " ".join(f"{key}={value}" for key, value in rival.parameters)
+            parts.append(f"{name}: {us / latency_us:.2f} times, {rival.template} {values}".rstrip())
+    return "; ".join(parts)
 
 
 def _total_us(rows: list[Row]) -> float | None:
@@ -151,6 +171,9 @@ def _print_text(
         ["run", "template", "parameters", "blocks", "MB", "GFLOP", "floor us", "us", "share", "operators"],
         [_cells(row, total_us) for row in rows],
     )
+    for row in rows:
+        if row.why is not None:
+            print_line(f"{row.template}: {row.why}")
     floor = sum(row.floor_us for row in rows)
     if total_us is None:
         print_line(f"one layer: floor {floor:.2f} us; not every segment has a recorded latency")

@@ -7,7 +7,7 @@ import pytest
 from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.scheme import Scheme
-from atoffer_rl.table_summary import best_recorded
+from atoffer_rl.table_summary import best_recorded, latencies
 from atoffer_rl.workload import Workload
 from tests.synthetic import synthetic_table
 
@@ -47,6 +47,19 @@ def test_the_best_recorded_scheme(atoffer, recorded):
     assert "the best scheme of the recorded table" in text
     assert f"recorded table {table.header.table}" in text
     assert f"one layer: {best_us:.2f} us" in text
+
+
+def test_why_a_choice_won(atoffer, recorded):
+    table, workload, options = recorded
+    measured = latencies(table.segments(workload))
+    for row in json.loads(atoffer("explain", *options, "--json").out)["segments"]:
+        of_run = {choice: us for choice, us in measured.items() if choice.run == tuple(row["run"])}
+        rank = sum(us < row["latency_us"] for us in of_run.values()) + 1
+        place = "fastest" if rank == 1 else f"number {rank}"
+        assert row["why"].startswith(f"{place} of {len(of_run)} measured")
+        rivals = [us for choice, us in of_run.items() if choice.template != row["template"]]
+        assert not rivals or f"best of the others: {min(rivals) / row['latency_us']:.2f} times" in row["why"]
+    assert "; next " in atoffer("explain", *options).out
 
 
 def test_a_code_of_a_recorded_workload_has_latencies(atoffer, recorded):
