@@ -42,6 +42,15 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) {
 inline int __any_sync(unsigned mask, int predicate) { return __reduce_or_sync(mask, predicate != 0) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __reduce_or_sync(mask, predicate == 0) == 0; }
 
+inline unsigned __ballot_sync(unsigned, int predicate) {
+    const auto values = emulation::exchange("__ballot_sync", predicate != 0);
+    unsigned lanes = 0;
+    for (int lane = 0; lane < emulation::kLanes; ++lane) lanes |= static_cast<unsigned>(values[lane]) << lane;
+    return lanes;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 inline int atomicAdd(int* to, int value) {
     emulation::pause();
     emulation::changed();
@@ -87,7 +96,32 @@ struct alignas(sizeof(T) * V) Vector {
     T values[V];
 };
 
+template <class T, int V>
+void load_floats(float (&result)[V], const T* from) {
+    const Vector<T, V> packed = *reinterpret_cast<const Vector<T, V>*>(from);
+    for (int i = 0; i < V; ++i) result[i] = to_float(packed.values[i]);
+}
+
+template <class T, int V>
+void store_floats(T* to, const float (&source)[V]) {
+    Vector<T, V> packed;
+    for (int i = 0; i < V; ++i) packed.values[i] = from_float<T>(source[i]);
+    *reinterpret_cast<Vector<T, V>*>(to) = packed;
+}
+
 inline float exp2_fast(float x) { return exp2f(x); }
+
+// ---- Warp reductions.
+
+inline float warp_sum(float value) {
+    for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2) value += __shfl_xor_sync(kFullWarp, value, lanes);
+    return value;
+}
+
+inline float warp_max(float value) {
+    for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, lanes));
+    return value;
+}
 
 // ---- Asynchronous copies.
 

@@ -29,7 +29,7 @@ REPLACED = ("common.cuh", "barriers.cuh")
 FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-w")
 CHECKS = ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all")
 """Vectors in memory that are misaligned, and registers that an array does not have."""
-SHARED_MEMORY = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?char (\w+)\[\];")
+SHARED_MEMORY = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 SECONDS = 120
 START = """
 struct Pointer {
@@ -66,7 +66,7 @@ class EmulatedKernel:
     executable: Path
     program: KernelProgram
     sizes: Mapping[str, int]
-    residents: int = 4
+    residents: int = 64
     launches: int = 0
     descriptor: dict[str, str] = field(default_factory=dict)
 
@@ -116,7 +116,7 @@ class Emulator:
         self._machine = folder / "machine.o"
         _compile("-c", FOLDER / "machine.cpp", "-o", self._machine)
 
-    def load(self, workload: Workload, choice: Choice, residents: int = 4) -> EmulatedKernel:
+    def load(self, workload: Workload, choice: Choice, residents: int = 64) -> EmulatedKernel:
         """`choice`, ready to be launched.
 
         Raises:
@@ -144,7 +144,7 @@ class Emulator:
 
 def _with_shared_memory(source: str) -> str:
     """Each block has its own, where C++ would have one array for all."""
-    return SHARED_MEMORY.sub(r"char* \1 = emulation::shared_memory();", source)
+    return SHARED_MEMORY.sub(r"\1* \2 = reinterpret_cast<\1*>(emulation::shared_memory());", source)
 
 
 def _compile(*arguments: str | Path) -> None:

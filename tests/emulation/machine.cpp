@@ -20,7 +20,9 @@ namespace emulation {
 
 constexpr int kStackBytes = 1 << 16;
 constexpr int kNamedBarriers = 16;
-constexpr int kPatience = 1000;  // rounds in which nothing happens, before it is a deadlock
+constexpr int kPatience = 20000;  // rounds in which nothing happens, before it is a deadlock
+constexpr unsigned kPaces[] = {1, 4, 256};  // a warp goes on in one round of so many
+constexpr unsigned kPaceRounds = 128;       // about, before it changes
 constexpr int kFenceByte = 0xA5;
 constexpr int kVectorBytes = 16;
 constexpr uint16_t kNan = 0x7fff;  // in every format, once or twice
@@ -79,6 +81,7 @@ struct Meeting {
 };
 
 struct Warp {
+    unsigned pace = 1;
     Meeting meeting;
     const char* operation = "";
     char slots[2][kLanes * kLaneBytes];  // of this round and the one before, which some lanes still read
@@ -265,6 +268,9 @@ static void resume(Thread& thread) {
 }
 
 static void run_warp(Block& block, int warp) {
+    unsigned& pace = block.warps[warp].pace;
+    if (source() % kPaceRounds == 0) pace = kPaces[source() % std::size(kPaces)];
+    if (source() % pace != 0) return;
     const int first = source() % kLanes;
     for (int i = 0; i < kLanes; ++i) {
         Thread& thread = block.threads[warp * kLanes + (first + i) % kLanes];

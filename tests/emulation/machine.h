@@ -1,9 +1,9 @@
 // A model of a GPU in one CPU thread: what the device code of the templates does, run where there is no GPU.
 //
 // Every CUDA thread is a coroutine with a stack of its own. It runs until it waits: for the other lanes of its warp
-// (collective instructions), for a barrier, or for a number in memory. Which warp goes on next, and which of its lanes
-// first, is drawn at random from a seed. Several blocks are resident at a time and take turns in the same way; where one
-// ends, the next begins.
+// (collective instructions), for a barrier, or for a number in memory. Which warp goes on next, which of its lanes goes
+// first, and which warps are slow for a while, is drawn at random from a seed. Several blocks are resident at a time and
+// take turns in the same way; where one ends, the next begins.
 //
 //   modelled      collectives of a warp, which its 32 lanes reach together or never; named barriers; barriers in shared
 //                 memory with their phases; asynchronous copies, which complete late, in the order of their thread;
