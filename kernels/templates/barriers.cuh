@@ -43,6 +43,12 @@ __device__ __forceinline__ void synchronise_some(int name) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(THREADS) : "memory");
 }
 
+// Counts as one of them, and does not wait.
+template <int THREADS>
+__device__ __forceinline__ void announce_some(int name) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "n"(THREADS) : "memory");
+}
+
 // Copies 16 bytes to shared memory, like copy_async; the constant offsets cost no instruction.
 template <int TO_OFFSET, int FROM_OFFSET>
 __device__ __forceinline__ void copy_vector(unsigned to, const void* from) {

@@ -1,0 +1,216 @@
+"""Block attention: whole column blocks on warpgroup products, from `qkv` or `qkv_raw` to `context` or `merged`."""
+
+from collections.abc import Mapping
+from functools import partial
+from math import e, log2, sqrt
+
+import numpy as np
+
+from atoffer_rl.block_plan import BlockPlan, block_plan
+from atoffer_rl.device import DeviceSpec
+from atoffer_rl.dtype import DType
+from atoffer_rl.kernels.program import KernelProgram, PlanArray
+from atoffer_rl.kernels.render import render
+from atoffer_rl.kernels.template import Geometry, Work
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
+from atoffer_rl.operators import run_activations, run_results, run_weights
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice
+from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.workload import Workload
+
+HEAD_DIMS = (64, 128)
+BLOCK_COLUMNS = (64, 128)
+COMPUTE_CAPABILITY = 90
+BIAS_OPERATOR = 1
+MERGE_OPERATOR = 6
+GROUP_ROWS, GROUP_THREADS = 64, 128
+MAX_GROUPS = 3
+HEADERS = (
+    "common.cuh",
+    "barriers.cuh",
+    "pairs.cuh",
+    "wgmma.cuh",
+    "block_layout.cuh",
+    "block_copy.cuh",
+    "block_warpgroup.cuh",
+    "block.cuh",
+)
+PLAN_NAMES = ("block_lists", "block_bitmaps", "block_needed")
+
+REGISTERS, MAX_REGISTERS, REGISTER_STEP = 65_536, 240, 8
+LOADER_REGISTERS = (40, 40, 32)
+"""Of a thread that only copies, beside one, two or three warpgroups that compute."""
+WORKING_REGISTERS = 26
+"""What a computing thread needs besides what it keeps: addresses, the softmax of a few scores."""
+PANEL_ALIGNMENT, BARRIER_BYTES = 1024, 24
+SHARED_BYTES_RESERVED = 1024
+"""Of shared memory the system takes so much for each resident thread block."""
+CACHED_BYTES = 24 * 2**20
+"""Keys and values that are read at the same time: half of the L2 cache, which holds queries and results besides."""
+
+
+class BlockTemplate:
+    """One thread block for each (row tile, head, sequence); see block.cuh for the data flow."""
+
+    name = "block"
+    runs = frozenset({Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)})
+    generated = True
+
+    def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
+        """Why this template cannot implement `run` of `workload` at all; None if it can."""
+        if workload.element is DType.FLOAT32:
+            return "tensor cores have no exact product of float32: use float16 or bfloat16"
+        if workload.head_dim not in HEAD_DIMS:
+            return f"head_dim must be 64 or 128, not {workload.head_dim}"
+        if workload.padded:
+            return f"lengths of sequences are not read: they must be full, not {workload.lengths}"
+        if device.compute_capability != COMPUTE_CAPABILITY:
+            return f"warpgroup products are instructions of sm_90a alone, not of {device.arch}"
+        return None
+
+    def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+        """Which hard rule `values` break; None if none."""
+        return _bad_blocking(values) or _too_large(workload, values, device)
+
+    def program(self, workload: Workload, choice: Choice) -> KernelProgram:
+        """The rendered kernel of `choice`."""
+        values, run = dict(choice.parameters), choice.run
+        entry = f"block_attention_{run.first}_{run.last}"
+        source = render(
+            "block.cu.j2",
+            entry=entry,
+            element=ELEMENT_TYPES[workload.element],
+            batch=workload.batch,
+            seq_len=workload.seq_len,
+            heads=workload.heads,
+            head_dim=workload.head_dim,
+            mask_batches=workload.mask_spec.batches(workload.seq_len),
+            pairs_at_once=pairs_at_once(workload),
+            registers=registers(values),
+            loader_registers=loader_registers(values),
+            threads=threads(values),
+            add_bias=_flag(BIAS_OPERATOR in run),
+            merged=_flag(MERGE_OPERATOR in run),
+            scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
+            **{name: value if name in _NUMBERS else _flag(value) for name, value in values.items()},
+        )
+        return KernelProgram(
+            entry=entry,
+            source=source,
+            headers=HEADERS,
+            grid=(self.geometry(workload, choice).blocks, 1, 1),
+            block=(threads(values), 1, 1),
+            shared_bytes=shared_bytes(workload, values),
+            arguments=(*run_activations(run), *run_weights(run), *PLAN_NAMES, *run_results(run)),
+            plan=partial(_plan_arrays, workload, values["tile_rows"], values["columns"]),
+        )
+
+    def work(self, workload: Workload, choice: Choice) -> Work:
+        """Bytes and flops of `choice`: each tile reads the columns it needs, and multiplies whole blocks."""
+        w, plan = workload, _plan(workload, choice["tile_rows"], choice["columns"])
+        repeats = w.batch // w.mask_spec.batches(w.seq_len)
+        row_bytes = w.width * w.element.itemsize
+        tensors = layer_tensors(w)
+        plan_bytes = sum(array.nbytes for array in (plan.lists, plan.bitmaps, plan.needed))
+        weight_bytes = sum(tensors[name].size_bytes for name in run_weights(choice.run))
+        return Work(
+            bytes_read=(w.rows + 2 * plan.columns_read * repeats) * row_bytes + weight_bytes + plan_bytes,
+            bytes_written=sum(tensors[name].size_bytes for name in run_results(choice.run)),
+            flops=4 * plan.blocks * plan.tile_rows * plan.columns * w.width * repeats,
+        )
+
+    def geometry(self, workload: Workload, choice: Choice) -> Geometry:
+        """Tiles and blocks of `choice`."""
+        tiles = -(-workload.seq_len // choice["tile_rows"])
+        return Geometry(
+            tile_rows=choice["tile_rows"],
+            tile_columns=choice["columns"],
+            blocks=tiles * workload.heads * workload.batch,
+            threads=threads(choice),
+        )
+
+
+_NUMBERS = ("tile_rows", "columns", "stages", "residents")
+
+
+def _flag(value: object) -> str:
+    return "true" if value else "false"
+
+
+def _bad_blocking(values: Mapping[str, int]) -> str | None:
+    groups, ragged = divmod(values["tile_rows"], GROUP_ROWS)
+    if ragged or groups not in range(1, MAX_GROUPS + 1):
+        return "tile_rows must be 64, 128 or 192"
+    if values["columns"] not in BLOCK_COLUMNS:
+        return "columns must be 64 or 128"
+    if not values["loader"] and groups == MAX_GROUPS:
+        return "192 rows need a loader: their threads do not share out the columns evenly"
+    if values["stages"] < (2 if values["loader"] else 3):
+        return "a loader needs 2 stages, threads that compute and copy need 3"
+    return None
+
+
+def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+    needed = shared_bytes(workload, values)
+    if needed > device.shared_bytes_per_block:
+        return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
+    if values["residents"] * (needed + SHARED_BYTES_RESERVED) > device.shared_bytes_per_multiprocessor:
+        return f"a multiprocessor's shared memory does not hold {values['residents']} blocks of {needed} bytes"
+    kept, held = kept_values(workload, values), registers(values) - WORKING_REGISTERS
+    if kept > held:
+        return f"a thread would keep {kept} values from block to block, its registers hold {held}"
+    return None
+
+
+def threads(values: Mapping[str, int] | Choice) -> int:
+    """Threads of a block: a warpgroup for each 64 rows, and one that copies where there is a loader."""
+    return (values["tile_rows"] // GROUP_ROWS + values["loader"]) * GROUP_THREADS
+
+
+def loader_registers(values: Mapping[str, int]) -> int:
+    """Registers of a thread that only copies."""
+    return LOADER_REGISTERS[values["tile_rows"] // GROUP_ROWS - 1]
+
+
+def registers(values: Mapping[str, int]) -> int:
+    """Registers of a thread that computes: an even share, and what the loader's threads give up of theirs."""
+    share = REGISTERS // (values["residents"] * threads(values)) // REGISTER_STEP * REGISTER_STEP
+    if values["loader"]:
+        groups = values["tile_rows"] // GROUP_ROWS
+        given = share - loader_registers(values)
+        share = (share * groups + given) // groups // REGISTER_STEP * REGISTER_STEP
+    return min(share, MAX_REGISTERS)
+
+
+def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
+    """Registers' worth of values that a thread keeps from block to block: sums, scores, probabilities, queries."""
+    head_dim, columns = workload.head_dim, values["columns"]
+    queries = 0 if values["shared_queries"] else head_dim // 4
+    return head_dim // 2 + columns // 2 + columns // 4 + queries
+
+
+def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
+    """Dynamic shared memory of a block: queries, stages of keys, values and bitmaps, barriers, alignment."""
+    row_bytes = workload.head_dim * workload.element.itemsize
+    queries = values["tile_rows"] * row_bytes if values["shared_queries"] else 0
+    stage = 2 * values["columns"] * row_bytes + values["tile_rows"] * values["columns"] // 8 + BARRIER_BYTES
+    return PANEL_ALIGNMENT + queries + values["stages"] * stage
+
+
+def pairs_at_once(workload: Workload) -> int:
+    """(sequence, head) pairs whose keys and values are read at the same time."""
+    pair_bytes = 2 * workload.seq_len * workload.head_dim * workload.element.itemsize
+    return min(max(CACHED_BYTES // pair_bytes, 1), workload.batch * workload.heads)
+
+
+def _plan(workload: Workload, tile_rows: int, columns: int) -> BlockPlan:
+    return block_plan(workload.mask_spec, workload.seq_len, tile_rows, columns)
+
+
+def _plan_arrays(workload: Workload, tile_rows: int, columns: int) -> dict[str, PlanArray]:
+    plan = _plan(workload, tile_rows, columns)
+    return dict(zip(PLAN_NAMES, (plan.lists, plan.bitmaps, plan.needed), strict=True))
+
+
+TEMPLATE = BlockTemplate()
