@@ -38,6 +38,12 @@ class Lengths:
             return f"{UNIFORM}:shortest={self.shortest},longest={self.longest}"
         return f"{LIST}:" + "/".join(map(str, self.listed)) if self.listed else FULL
 
+    def bounds(self, batch: int) -> tuple[LengthArray, LengthArray]:
+        """The shortest and the longest length that each sequence of a batch may have."""
+        if self.listed:
+            return self.draw(batch, 0), self.draw(batch, 0)
+        return np.full(batch, self.shortest, np.int32), np.full(batch, self.longest, np.int32)
+
     def draw(self, batch: int, seed: int) -> LengthArray:
         """Lengths of a batch (batch,) int32: a function of its arguments alone."""
         if self.listed:

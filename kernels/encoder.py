@@ -9,6 +9,7 @@ from atoffer_rl.kernels.launch import Launchable, load_choice
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.operators import LAYER_INPUT, LAYER_OUTPUT
 from atoffer_rl.scheme import Scheme
+from atoffer_rl.tensors import LENGTHS
 from atoffer_rl.workload import Workload
 
 
@@ -39,7 +40,9 @@ class CompiledEncoder:
             for plan in (self.plan, self.plan.mirrored())
         ]
 
-    def forward(self, x: int, weights: Sequence[Mapping[str, int]], out: int, stream: int) -> None:
+    def forward(
+        self, x: int, weights: Sequence[Mapping[str, int]], out: int, stream: int, lengths: int | None = None
+    ) -> None:
         """Enqueue the forward pass; captured if `stream` is being captured and a forward went before.
 
         Args:
@@ -47,16 +50,20 @@ class CompiledEncoder:
             weights: One mapping from `operators.WEIGHTS` to addresses for each layer.
             out: Address of the output, shaped as the input.
             stream: The CUDA stream's handle.
+            lengths: Address of the sequences' lengths (batch,), int32, if the workload is padded.
 
         Raises:
-            SchemeError: If there are not as many weight sets as layers.
+            SchemeError: If there are not as many weight sets as layers, or lengths for a padded workload alone.
             LaunchError: If a segment cannot be launched.
         """
         layers = self.workload.layers
         if len(weights) != layers:
             raise SchemeError(f"this encoder has {layers} layers: {len(weights)} weight sets do not fit")
+        if (lengths is not None) != self.workload.padded:
+            raise SchemeError(f"this encoder's lengths are {self.workload.lengths}: pass lengths unless they are full")
+        shared = {} if lengths is None else {LENGTHS: lengths}
         for layer, named in enumerate(weights):
-            pointers = {**self._places[layer % 2], **named}
+            pointers = {**self._places[layer % 2], **shared, **named}
             if layer == 0:
                 pointers[LAYER_INPUT] = x
             if layer == layers - 1:

@@ -28,11 +28,16 @@ from atoffer_rl.operators import (
     run_weights,
 )
 from atoffer_rl.run import Run
+from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs
 from atoffer_rl.tensors import Tensor as Description
-from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
-TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
+TORCH_DTYPES = {
+    DType.FLOAT32: torch.float32,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.INT32: torch.int32,
+}
 EVERY_ENTRY = slice(None)
 ATTENTION = Run(2, 5)
 ATTENTION_SCORES = 2**29
@@ -82,17 +87,17 @@ def run_reference(
     Args:
         workload: Shapes, mask, activation and LayerNorm epsilon.
         run: The operators to compute.
-        inputs: The run's activations and weights by name, shaped as `tensors.layer_tensors` says.
+        inputs: The run's inputs (`tensors.run_inputs`) and weights by name, shaped as `tensors.layer_tensors` says.
         precision: The truth in float64, or eager low precision.
         entries: Which sequences of the batch to compute.
 
     Returns:
         `operators.run_results(run)` by name, for those entries: float64 if exact, else in stored formats.
     """
-    values = {name: inputs[name][entries] for name in run_activations(run)}
+    values = {name: inputs[name][entries] for name in run_inputs(workload, run)}
     values |= {name: inputs[name] for name in run_weights(run)}
     if precision is Precision.EXACT:
-        values = {name: value.double() for name, value in values.items()}
+        values = {name: value if name == LENGTHS else value.double() for name, value in values.items()}
     for part in _parts(run):
         compute = _attention if part == ATTENTION else _operators
         values |= compute(workload, part, values, precision, entries)
@@ -113,13 +118,14 @@ def _operators(
     """What `run` must store, from all it reads; nothing is held longer than it is needed."""
     stored, live = layer_tensors(workload), dict(values)
     for operator in run_operators(run):
-        arguments = [live[name] for name in operator.activations + operator.weights]
+        alone = Run(operator.index, operator.index)
+        arguments = [live[name] for name in run_inputs(workload, alone) + operator.weights]
         result = _FORMULAS[operator.name](workload, entries, *arguments)
         if precision is Precision.EAGER:
             result = result.to(TORCH_DTYPES[stored[operator.result].dtype])
         live[operator.result] = result
         rest = Run(operator.index + 1, run.last)
-        needed = {*run_activations(rest), *run_weights(rest), *run_results(run)}
+        needed = {*run_inputs(workload, rest), *run_weights(rest), *run_results(run)}
         live = {name: value for name, value in live.items() if name in needed}
     return live
 
@@ -130,19 +136,26 @@ def _attention(
     """As `_operators` for `ATTENTION`, as many heads at a time as `ATTENTION_SCORES` allows."""
     w = workload
     by_head = values["qkv"].view(-1, w.seq_len, 3, w.heads, w.head_dim)
+    shared = {name: values[name] for name in run_inputs(w, run)}
     heads = max(1, ATTENTION_SCORES // (len(by_head) * w.seq_len**2))
     contexts = [
-        _operators(replace(w, heads=part.shape[3]), run, {"qkv": part.flatten(2)}, precision, entries)["context"]
+        _operators(replace(w, heads=part.shape[3]), run, shared | {"qkv": part.flatten(2)}, precision, entries)[
+            "context"
+        ]
         for part in by_head.split(heads, dim=3)
     ]
     return {"context": torch.cat(contexts, dim=1)}
 
 
 def layer_reference(
-    workload: Workload, x: Tensor, weights: Mapping[str, Tensor], precision: Precision = Precision.EXACT
+    workload: Workload,
+    x: Tensor,
+    weights: Mapping[str, Tensor],
+    precision: Precision = Precision.EXACT,
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """One layer's output (batch, seq_len, width) for the input `x` of that shape."""
-    inputs = {LAYER_INPUT: x, **weights}
+    """One layer's output (batch, seq_len, width) for the input `x` of that shape, and `lengths` if it is padded."""
+    inputs = {LAYER_INPUT: x, **weights} | ({} if lengths is None else {LENGTHS: lengths})
     parts = [
         run_reference(workload, WHOLE_LAYER, inputs, precision, entries)[LAYER_OUTPUT]
         for entries in batch_chunks(workload)
@@ -151,11 +164,15 @@ def layer_reference(
 
 
 def encoder_reference(
-    workload: Workload, x: Tensor, layer_weights: Sequence[Mapping[str, Tensor]], precision: Precision = Precision.EXACT
+    workload: Workload,
+    x: Tensor,
+    layer_weights: Sequence[Mapping[str, Tensor]],
+    precision: Precision = Precision.EXACT,
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """The output of as many layers as there are weight sets."""
+    """The output of as many layers as there are weight sets; what rows beyond `lengths` hold has no meaning."""
     for weights in layer_weights:
-        x = layer_reference(workload, x, weights, precision)
+        x = layer_reference(workload, x, weights, precision, lengths)
     return x
 
 
@@ -171,10 +188,24 @@ def kept_pairs(mask: Mask, seq_len: int, device: torch.device) -> Tensor:
     return torch.tensor(mask.keep(seq_len), device=device)[:, None]
 
 
-def apply_mask(workload: Workload, entries: slice, scores: Tensor) -> Tensor:
-    """`scores` with -inf where the mask keeps nothing."""
+def apply_mask(workload: Workload, entries: slice, scores: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """`scores` with -inf where the mask keeps nothing, and in rows and columns beyond `lengths` (entries,)."""
     keep = kept_pairs(workload.mask_spec, workload.seq_len, scores.device)
-    return scores.masked_fill(~(keep[entries] if len(keep) > 1 else keep), float("-inf"))
+    keep = keep[entries] if len(keep) > 1 else keep
+    if lengths is not None:
+        valid = valid_rows(workload, lengths)[:, None]
+        keep = keep & valid[..., None] & valid[..., None, :]
+    return scores.masked_fill(~keep, float("-inf"))
+
+
+def valid_rows(workload: Workload, lengths: Tensor) -> Tensor:
+    """Which tokens lie within `lengths` (batch,): a boolean tensor (batch, seq_len)."""
+    return torch.arange(workload.seq_len, device=lengths.device) < lengths[:, None]
+
+
+def without_padding(workload: Workload, rows: Tensor, lengths: Tensor) -> Tensor:
+    """`rows` (batch, seq_len, channels) with zeros beyond `lengths` (batch,)."""
+    return torch.where(valid_rows(workload, lengths)[..., None], rows, 0.0)
 
 
 def softmax_rows(scores: Tensor) -> Tensor:
@@ -260,12 +291,16 @@ _FORMULAS: dict[str, Formula] = {
 def draw_inputs(workload: Workload, run: Run, kind: Inputs, seed: int, device: torch.device | str) -> dict[str, Tensor]:
     """Everything `run` reads, by name, in stored formats: a function of its arguments alone.
 
-    Masked scores hold -inf where the mask drops; probabilities are the softmax of such scores.
+    Masked scores hold -inf where the mask drops; probabilities are the softmax of such scores. Lengths are drawn from
+    the workload's distribution, extreme ones among them.
     """
     source = torch.Generator(device).manual_seed(2 * seed + 1)
     stored = layer_tensors(workload)
-    drawn = {name: _draw_activation(workload, stored[name], kind, source) for name in run_activations(run)}
+    lengths = _draw_lengths(workload, kind, seed, device) if workload.padded else None
+    drawn = {name: _draw_activation(workload, stored[name], kind, source, lengths) for name in run_activations(run)}
     drawn |= {name: _draw_weight(stored[name], kind, source) for name in run_weights(run)}
+    if lengths is not None and reads_lengths(workload, run):
+        drawn[LENGTHS] = lengths
     return {name: value.to(TORCH_DTYPES[stored[name].dtype]).contiguous() for name, value in drawn.items()}
 
 
@@ -278,13 +313,27 @@ def draw_weights(workload: Workload, seed: int, device: torch.device | str) -> d
     }
 
 
-def _draw_activation(workload: Workload, tensor: Description, kind: Inputs, source: torch.Generator) -> Tensor:
+def _draw_lengths(workload: Workload, kind: Inputs, seed: int, device: torch.device | str) -> Tensor:
+    """Lengths (batch,); each kind of inputs has its own."""
+    place = list(Inputs).index(kind)
+    drawn = workload.length_spec.draw_extremes(workload.batch, seed * len(Inputs) + place)
+    return torch.tensor(drawn, device=device)
+
+
+def typical_lengths(workload: Workload, device: torch.device | str) -> Tensor:
+    """The lengths (batch,) that everything is timed on."""
+    return torch.tensor(workload.length_spec.typical(workload.batch), device=device)
+
+
+def _draw_activation(
+    workload: Workload, tensor: Description, kind: Inputs, source: torch.Generator, lengths: Tensor | None
+) -> Tensor:
     values = _codes(tensor, source) if kind is Inputs.CODED else _normal(tensor.shape, source)
     if tensor.name in ("scores", "masked_scores", "probs"):
         logits = values * PEAK if kind is Inputs.PEAKED else values
         if tensor.name == "scores":
             return logits
-        masked = apply_mask(workload, EVERY_ENTRY, logits)
+        masked = apply_mask(workload, EVERY_ENTRY, logits, lengths)
         return masked if tensor.name == "masked_scores" else softmax_rows(masked)
     if kind is Inputs.PEAKED:
         if tensor.name in ("qkv_raw", "qkv"):

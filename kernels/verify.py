@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 
 from atoffer_rl.kernels.launch import Launchable, load_choice
-from atoffer_rl.kernels.reference import TORCH_DTYPES, Inputs, Precision, batch_chunks, draw_inputs, run_reference
-from atoffer_rl.operators import run_results
+from atoffer_rl.kernels.reference import (
+    TORCH_DTYPES,
+    Inputs,
+    Precision,
+    batch_chunks,
+    draw_inputs,
+    run_reference,
+    without_padding,
+)
+from atoffer_rl.operators import run_operators, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
+from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths
 from atoffer_rl.tensors import Tensor as Description
-from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
 BUDGET_FACTOR = 2.0
@@ -25,6 +33,8 @@ ENOUGH_ELEMENTS, MOST_DRAWS = 2**16, 8
 """Eager's largest error over a few elements is a matter of luck: small results take it over more draws."""
 SEED_STRIDE = 1_000_003
 COMPARED_AT_ONCE = 2**26
+LAST_PADDED = 6
+"""Results of later operators mean nothing in rows beyond a sequence's length; up to here there must be zeros."""
 FIELDS, EAGER_ERROR = 5, 1
 """How many numbers `differences` gives, and which of them is eager's error."""
 
@@ -205,11 +215,16 @@ def _draws(workload: Workload, run: Run) -> int:
 
 def _judge_chunks(workload: Workload, run: Run, drawn: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> Tensor:
     """`differences` of each of the run's results in turn, a few sequences at a time to bound memory."""
+    padded = reads_lengths(workload, run)
+    loose = {op.result for op in run_operators(run) if padded and op.index > LAST_PADDED}
     chunks = []
     for entries in batch_chunks(workload):
         exact = run_reference(workload, run, drawn, Precision.EXACT, entries)
         eager = run_reference(workload, run, drawn, Precision.EAGER, entries)
-        chunks.append(torch.cat([differences(stored[name][entries], exact[name], eager[name]) for name in exact]))
+        judged = {name: [stored[name][entries], exact[name], eager[name]] for name in exact}
+        for name in loose.intersection(judged):
+            judged[name] = [without_padding(workload, rows, drawn[LENGTHS][entries]) for rows in judged[name]]
+        chunks.append(torch.cat([differences(*compared) for compared in judged.values()]))
     return torch.stack(chunks).amax(dim=0)
 
 

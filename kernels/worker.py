@@ -14,10 +14,10 @@ from atoffer_rl.kernels.child import JobMaker, first_line
 from atoffer_rl.kernels.program import Program
 from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.kernels.timing import MIN_REPLAYS, SegmentContext, Timing, time_forward, time_launches
-from atoffer_rl.operators import LAYER_INPUT, run_activations, run_results, run_weights
+from atoffer_rl.operators import LAYER_INPUT, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs
 from atoffer_rl.trial import ForwardRequest, Machine, SegmentRequest, Status
 from atoffer_rl.workload import Workload
 
@@ -88,7 +88,7 @@ class Measured:
         error_budget: What it was allowed to be.
         verify_seconds: Time verification took.
         measure_seconds: Time timing took.
-        detail: Clock and temperature.
+        detail: Clock, temperature, a library's algorithm, the lengths that were timed.
         broken: Whether the process must be replaced: its CUDA context is of no more use.
     """
 
@@ -144,8 +144,13 @@ def _checked(verdict: "Verdict", verify_seconds: float) -> Measured:
     )
 
 
+def timed_lengths(workload: Workload) -> dict[str, list[int]]:
+    """The lengths that `workload` is timed on, for a trial's detail."""
+    return {LENGTHS: workload.length_spec.typical(workload.batch).tolist()}
+
+
 class EncoderMemory:
-    """Input, output and every layer's own weights of an encoder, as torch tensors on the device.
+    """Input, lengths, output and every layer's own weights of an encoder, as torch tensors on the device.
 
     Args:
         workload: Whose.
@@ -156,7 +161,13 @@ class EncoderMemory:
         import torch
 
         from atoffer_rl.kernels.encoder import addresses
-        from atoffer_rl.kernels.reference import TORCH_DTYPES, Precision, draw_weights, encoder_reference
+        from atoffer_rl.kernels.reference import (
+            TORCH_DTYPES,
+            Precision,
+            draw_weights,
+            encoder_reference,
+            typical_lengths,
+        )
 
         device, dtype = torch.device("cuda", torch.cuda.current_device()), TORCH_DTYPES[workload.element]
         shape = layer_tensors(workload)[LAYER_INPUT].shape
@@ -166,8 +177,9 @@ class EncoderMemory:
         self.out = torch.empty_like(self.x)
         self._layers = [draw_weights(workload, seed + layer, device) for layer in range(workload.layers)]
         self.weights = [addresses(layer) for layer in self._layers]
-        self._exact = encoder_reference(workload, self.x, self._layers)
-        self._eager = encoder_reference(workload, self.x, self._layers, Precision.EAGER)
+        self.lengths = typical_lengths(workload, device) if workload.padded else None
+        self._exact = encoder_reference(workload, self.x, self._layers, lengths=self.lengths)
+        self._eager = encoder_reference(workload, self.x, self._layers, Precision.EAGER, self.lengths)
 
     def poison(self) -> None:
         """Fill the output with NaN."""
@@ -175,9 +187,13 @@ class EncoderMemory:
 
     def verdict(self) -> "Verdict":
         """Whether the output is right (DESIGN, section 6)."""
+        from atoffer_rl.kernels.reference import without_padding
         from atoffer_rl.kernels.verify import compare
 
-        return compare(self.out, self._exact, self._eager, self.workload.element.epsilon)
+        out, exact, eager = self.out, self._exact, self._eager
+        if self.lengths is not None:
+            out, exact, eager = (without_padding(self.workload, rows, self.lengths) for rows in (out, exact, eager))
+        return compare(out, exact, eager, self.workload.element.epsilon)
 
 
 class GpuWorker:
@@ -244,7 +260,9 @@ class GpuWorker:
             status=Status.OK,
             samples_us=timing.samples_us,
             measure_seconds=time.perf_counter() - verified,
-            detail=self._health() | ({"algorithm": launchable.descriptor} if launchable.descriptor else {}),
+            detail=self._health()
+            | ({"algorithm": launchable.descriptor} if launchable.descriptor else {})
+            | (timed_lengths(workload) if reads_lengths(workload, choice.run) else {}),
         )
 
     def _forward(self, task: ForwardTask) -> Measured:
@@ -263,7 +281,10 @@ class GpuWorker:
         memory = self._encoder_memory(workload)
         memory.poison()
         self._cupy.cuda.runtime.deviceSynchronize()
-        forward = partial(encoder.forward, memory.x.data_ptr(), memory.weights, memory.out.data_ptr(), self._stream.ptr)
+        lengths = None if memory.lengths is None else memory.lengths.data_ptr()
+        forward = partial(
+            encoder.forward, memory.x.data_ptr(), memory.weights, memory.out.data_ptr(), self._stream.ptr, lengths
+        )
         forward()
         self._stream.synchronize()
         verdict = memory.verdict()
@@ -277,7 +298,7 @@ class GpuWorker:
             status=Status.OK,
             samples_us=timing.samples_us,
             measure_seconds=time.perf_counter() - verified,
-            detail=self._health(),
+            detail=self._health() | (timed_lengths(workload) if workload.padded else {}),
         )
 
     def _encoder_memory(self, workload: Workload) -> "EncoderMemory":
@@ -298,7 +319,7 @@ class GpuWorker:
     def _new_context(self, workload: Workload, run: Run) -> SegmentContext:
         import torch
 
-        from atoffer_rl.kernels.reference import TORCH_DTYPES, Inputs, draw_inputs
+        from atoffer_rl.kernels.reference import TORCH_DTYPES, Inputs, draw_inputs, typical_lengths
 
         device, stored = torch.device("cuda", torch.cuda.current_device()), layer_tensors(workload)
         drawn = draw_inputs(workload, run, Inputs.RANDOM, self._seed, device)
@@ -306,7 +327,9 @@ class GpuWorker:
             name: torch.empty(stored[name].shape, dtype=TORCH_DTYPES[stored[name].dtype], device=device)
             for name in run_results(run)
         }
-        activations = {name: drawn[name] for name in run_activations(run)}
+        if LENGTHS in drawn:
+            drawn[LENGTHS] = typical_lengths(workload, device)
+        activations = {name: drawn[name] for name in run_inputs(workload, run)}
         weights = {name: drawn[name] for name in run_weights(run)}
         context = SegmentContext(activations, weights, results, self.device.l2_bytes)
         torch.cuda.synchronize()  # what torch's stream writes is read on ours

@@ -39,6 +39,12 @@ class Reference:
         manifest: The export's manifest.
         folder: The export's folder, where the mask lies.
         seed: Of the inputs.
+
+    Attributes:
+        x: Input.
+        weights: Of every layer.
+        lengths: Of sequences, random ones; None where all are full.
+        timed_lengths: Those that latencies are taken on; likewise.
     """
 
     def __init__(self, manifest: dict[str, Any], folder: Path, seed: int) -> None:
@@ -51,29 +57,51 @@ class Reference:
         self._stored_x = self._random("x", 1.0)
         names = manifest["weights"]
         self._stored_weights = [{name: self._random_weight(name) for name in names} for _ in range(self.layers)]
+        self._valid = cupy.ones((*self.shapes["x"][:2], 1), bool)
+        self.lengths: DeviceMemory | None = None
+        self.timed_lengths: DeviceMemory | None = None
+        if manifest["lengths"] is not None:
+            self._set_lengths(manifest["lengths"], seed)
         self.x = self._array("x", self._stored_x)
         self.weights = [
             {name: self._array(name, stored) for name, stored in layer.items()} for layer in self._stored_weights
         ]
+
+    def _set_lengths(self, known: dict[str, list[int]], seed: int) -> None:
+        """Random lengths, with the longest and shortest, 0 and 1 among them as far as they may occur and fit."""
+        shortest, longest = np.array(known["shortest"]), np.array(known["longest"])
+        lengths = np.random.RandomState(seed).randint(shortest, longest + 1)
+        extremes = [longest, shortest, np.zeros_like(longest), np.ones_like(longest)]
+        for place, extreme in enumerate(extremes[seed % 2 :]):
+            if place < len(lengths) and shortest[place] <= extreme[place] <= longest[place]:
+                lengths[place] = extreme[place]
+        self._valid = cupy.asarray(np.arange(self.shapes["x"][1])[:, None] < lengths[:, None, None])
+        self.lengths = self._int_array(lengths)
+        self.timed_lengths = self._int_array(np.array(known["timed"]))
+
+    @staticmethod
+    def _int_array(values: Any) -> DeviceMemory:
+        stored = cupy.asarray(values.astype("int32"))
+        return DeviceMemory(stored.data.ptr, stored.shape, "int32", stored)
 
     @property
     def layers(self) -> int:
         """Encoder layers."""
         return int(self.workload["layers"])
 
-    def judge(self, forward: Callable[[Any, Any, Any], Any]) -> tuple[float, float, bool]:
-        """Run `forward(x, weights, out)` on poisoned memory and compare.
+    def judge(self, forward: Callable[[Any, Any, Any, Any], Any]) -> tuple[float, float, bool]:
+        """Run `forward(x, weights, out, lengths)` on poisoned memory and compare.
 
         Returns:
             Largest absolute error, its budget, and whether every element is finite and nothing was
-            written beside the result.
+            written beside the result. Rows beyond a sequence's length do not count.
         """
-        truth, eager = self._encoder("float64"), self._encoder("float32")
+        truth, eager = (cupy.where(self._valid, self._encoder(kind), 0.0) for kind in ("float64", "float32"))
         guarded = self._poisoned()
         out = guarded[GUARD_ELEMENTS:-GUARD_ELEMENTS]
-        forward(self.x, self.weights, self._array("y", out.reshape(self.shapes["y"])))
+        forward(self.x, self.weights, self._array("y", out.reshape(self.shapes["y"])), self.lengths)
         cupy.cuda.get_current_stream().synchronize()
-        found = from_storage(out, self.dtype, "float64").reshape(self.shapes["y"])
+        found = cupy.where(self._valid, from_storage(out, self.dtype, "float64").reshape(self.shapes["y"]), 0.0)
         poison = self._poisoned()
         untouched = bool((self._bits(guarded[:GUARD_ELEMENTS]) == self._bits(poison[:GUARD_ELEMENTS])).all()) and bool(
             (self._bits(guarded[-GUARD_ELEMENTS:]) == self._bits(poison[-GUARD_ELEMENTS:])).all()
@@ -141,7 +169,8 @@ class Reference:
         q, k, v = cupy.moveaxis(qkv.reshape(batch, seq_len, 3, heads, head_dim), (2, 3), (0, 2))
         merged = cupy.empty((batch, seq_len, heads, head_dim), qkv.dtype)
         for index in range(batch):
-            keep = self.keep[index % self.keep.shape[0]]
+            valid = self._valid[index]
+            keep = self.keep[index % self.keep.shape[0]] & valid & valid.T
             scores = cupy.where(keep, (q[index] @ k[index].swapaxes(-1, -2)) / sqrt(head_dim), -cupy.inf)
             top = scores.max(axis=-1, keepdims=True)
             raised = cupy.exp(scores - cupy.where(cupy.isfinite(top), top, 0.0))

@@ -5,6 +5,9 @@
     encoder = Encoder.load("path/of/this/folder")
     y = encoder.forward(x, weights)          # weights: one mapping a layer, see Encoder.weight_shapes
 
+An encoder of padded sequences (`Encoder.needs_lengths`) takes `lengths=` besides, (batch,) int32 on the GPU, read when
+its kernels run. Of its result, rows within a sequence's length are meant; the others hold anything.
+
 From a shell, `python runtime.py verify` checks and times it on this GPU and settles which scheme is used.
 """
 
@@ -23,7 +26,7 @@ VERIFIED = "verified.json"
 FORMAT = 1
 BEST, SAFE = "best", "safe"
 _CUDA_DEVICES = (2, 13)
-_DTYPES = {(2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
+_DTYPES = {(0, 32): "int32", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
 
 
 class ExportError(Exception):
@@ -181,7 +184,19 @@ class Encoder:
         """Shape of each weight of a layer; products are (out_features, in_features)."""
         return {name: tuple(self.manifest["tensors"][name]) for name in self.manifest["weights"]}
 
-    def forward(self, x: Any, weights: Sequence[Mapping[str, Any]], out: Any = None, stream: int | None = None) -> Any:
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether sequences may be shorter than `seq_len`, so that `forward` takes their lengths."""
+        return self.manifest["lengths"] is not None
+
+    def forward(
+        self,
+        x: Any,
+        weights: Sequence[Mapping[str, Any]],
+        out: Any = None,
+        stream: int | None = None,
+        lengths: Any = None,
+    ) -> Any:
         """The encoder's output for `x`.
 
         Args:
@@ -189,6 +204,8 @@ class Encoder:
             weights: One mapping a layer, from each name of `weight_shapes` to its array.
             out: Where the result goes; a new CuPy array where none is given.
             stream: Address of the CUDA stream to run on; by default CuPy's current one. May be capturing.
+            lengths: (batch,) int32, tokens of each sequence, if `needs_lengths`. What is below 0 counts as 0, what is
+                over `seq_len` as `seq_len`.
 
         Returns:
             `out`, or the new array.
@@ -206,8 +223,9 @@ class Encoder:
             out = self._new_output(cupy)
         source = DeviceMemory.of("x", x, self.input_shape, self.dtype)
         target = DeviceMemory.of("out", out, self.input_shape, self.dtype)
+        sequence_lengths = self._lengths(lengths)
         for layer, named in enumerate(weights):
-            pointers = self._layer_pointers(layer, layers, source, target)
+            pointers = self._layer_pointers(layer, layers, source, target) | sequence_lengths
             for name, shape in self.weight_shapes.items():
                 if name not in named:
                     raise ExportError(f"weights of layer {layer} lack {name!r}")
@@ -215,6 +233,16 @@ class Encoder:
             for segment in self._segments:
                 segment.launch(pointers, queue)
         return out
+
+    def _lengths(self, lengths: Any) -> dict[str, int]:
+        """Address of the lengths by name, if this encoder reads them."""
+        if not self.needs_lengths:
+            if lengths is not None:
+                raise ExportError("this encoder was made for full sequences: pass no lengths")
+            return {}
+        if lengths is None:
+            raise ExportError(f"this encoder needs lengths=: int32 of shape ({self.input_shape[0]},) on the GPU")
+        return {"lengths": DeviceMemory.of("lengths", lengths, self.input_shape[:1], "int32").pointer}
 
     def _new_output(self, cupy: Any) -> Any:
         if self.dtype == "bfloat16":
@@ -300,7 +328,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if manifest["format"] != FORMAT:
             raise ExportError(f"{folder / MANIFEST} has format {manifest['format']}; this runtime reads {FORMAT}")
         files = dict(manifest["files"])
-        for field in ("workload", "tensors", "weights", "archs", "plan", "scratch_bytes", "schemes"):
+        for field in ("workload", "tensors", "weights", "lengths", "archs", "plan", "scratch_bytes", "schemes"):
             manifest[field]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{folder / MANIFEST} is missing or damaged: export again") from error

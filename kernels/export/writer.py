@@ -145,6 +145,7 @@ class _Writer:
             "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()},
             "weights": list(WEIGHTS),
             "mask": "plan/mask.npy",
+            "lengths": self._lengths(),
             "archs": list(self.export.archs),
             "plan": self.plan_files,
             "scratch_bytes": self.scratch_bytes,
@@ -155,6 +156,16 @@ class _Writer:
             "files": self._checksums(),
         }
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+    def _lengths(self) -> dict[str, list[int]] | None:
+        """The shortest and longest length of each sequence, and those that were timed; None where all are full."""
+        workload = self.export.workload
+        if not workload.padded:
+            return None
+        known = workload.length_spec
+        shortest, longest = known.bounds(workload.batch)
+        timed = known.typical(workload.batch)
+        return {"shortest": shortest.tolist(), "longest": longest.tolist(), "timed": timed.tolist()}
 
     def _scheme(self, scheme: Scheme) -> dict[str, Any]:
         buffers = plan_buffers(self.export.workload, scheme.runs)

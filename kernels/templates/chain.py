@@ -20,7 +20,7 @@ from atoffer_rl.operators import (
 )
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors, too_large
+from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs, too_large
 from atoffer_rl.workload import Workload
 
 RUNS = frozenset(
@@ -69,7 +69,7 @@ class ChainTemplate:
     def program(self, workload: Workload, choice: Choice) -> KernelProgram:
         """The kernel of `choice`."""
         run = choice.run
-        arguments = kernel_arguments(run)
+        arguments = kernel_arguments(workload, run)
         entry = f"chain_{run.first}_{run.last}"
         rows, columns = row_shape(workload, run)
         source = render(
@@ -131,10 +131,10 @@ def narrowest(workload: Workload, run: Run) -> int:
     return min(tensors[name].dtype.itemsize for name in (*run_activations(run), *run_results(run)))
 
 
-def kernel_arguments(run: Run) -> tuple[str, ...]:
+def kernel_arguments(workload: Workload, run: Run) -> tuple[str, ...]:
     """The entry point's pointers: what is read, the mask, what is stored."""
     plan = (MASK_WORDS,) if reads_mask(run) else ()
-    return run_activations(run) + run_weights(run) + plan + run_results(run)
+    return run_inputs(workload, run) + run_weights(run) + plan + run_results(run)
 
 
 def parameter(workload: Workload, run: Run, name: str) -> str:
@@ -167,7 +167,10 @@ def operator_stages(workload: Workload, operator: int) -> list[str]:
     run = Run(operator, operator)
     if operator == MASK_OPERATOR:
         masks = workload.mask_spec.batches(workload.seq_len)
-        return [f"DropMasked<{workload.seq_len}, {workload.heads}, {masks}>{{{MASK_WORDS}}}"]
+        dropped = [f"DropMasked<{workload.seq_len}, {workload.heads}, {masks}>{{{MASK_WORDS}}}"]
+        if reads_lengths(workload, run):
+            dropped.append(f"DropBeyond<{workload.seq_len}, {workload.heads}>{{{LENGTHS}}}")
+        return dropped
     if operator in (SOFTMAX_OPERATOR, *NORM_OPERATORS):
         return []
     stages = [f"AddBias<Element>{{{name}}}" for name in run_weights(run)]

@@ -6,7 +6,7 @@ from atoffer_rl.run import Run
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
-ELEMENT_TYPES = {DType.FLOAT32: "float", DType.FLOAT16: "__half", DType.BFLOAT16: "__nv_bfloat16"}
+ELEMENT_TYPES = {DType.FLOAT32: "float", DType.FLOAT16: "__half", DType.BFLOAT16: "__nv_bfloat16", DType.INT32: "int"}
 _ACTIVATION_TYPES = {"gelu": "Gelu", "gelu_tanh": "GeluTanh", "relu": "Relu"}
 _ACCURATE = {"gelu": "AccurateGelu", "gelu_tanh": "AccurateGeluTanh"}
 

@@ -70,6 +70,8 @@ class GatherTemplate:
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why this template cannot implement `run` of `workload` at all; None if it can."""
+        if workload.padded:
+            return "it reads no sequence lengths: use rowwise"
         if workload.element is DType.FLOAT32:
             return "tensor cores have no exact product of float32: use float16 or bfloat16"
         if workload.head_dim % VECTOR_CHANNELS or workload.head_dim > MOST_CHANNELS:

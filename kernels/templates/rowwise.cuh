@@ -22,6 +22,9 @@
 // row add up to 1. Runs that operator 5 follows store q, k, v with bias: the warp of query i stores token i of its
 // head, so every element has one writer.
 //
+// Padded: sequences have lengths. A list then ends where its columns, which ascend, reach the length; a row beyond it
+// has none. Nothing is read of keys and values beyond a length, and such rows are stored as those that keep nothing.
+//
 // A kernel names its numbers in a Config: see Shape. All offsets fit in 31 bits: a workload has no larger tensor.
 #pragma once
 
@@ -38,6 +41,7 @@ struct Inputs {
     const float* scores = nullptr;             // (batch, heads, seq, seq)
     const float* masked_scores = nullptr;      // (batch, heads, seq, seq)
     const Element* probs = nullptr;            // (batch, heads, seq, seq)
+    const int* lengths = nullptr;              // (batch)
     const int* mask_starts = nullptr;          // (masks, seq + 1)
     const int* mask_columns = nullptr;         // kept columns, row after row
 };
@@ -55,7 +59,7 @@ struct Outputs {
 constexpr int kMostSliced = 32;    // elements of head_dim that a lane may hold of one column
 constexpr int kMostInFlight = 64;  // and of all its columns in flight
 
-template <class Config>
+template <class Config, bool PADDED>
 struct Shape {
     using Element = typename Config::Element;
     static constexpr int seq = Config::seq;
@@ -75,6 +79,7 @@ struct Shape {
     static constexpr bool merges = Config::last == 6;
     static constexpr bool stores_qkv = adds_bias && !sums_values;
     static constexpr bool in_place = listed && !sums_values;
+    static constexpr bool padded = PADDED;
 
     // How it is cut.
     static constexpr int warps = Config::warps;
@@ -91,6 +96,7 @@ struct Shape {
     static_assert((lanes & (lanes - 1)) == 0 && lanes <= kWarpSize, "teams divide a warp");
     static_assert(head_dim % vector == 0, "an access must not reach into the next head");
     static_assert(slice <= kMostSliced && unroll * slice <= kMostInFlight, "columns in flight must fit in registers");
+    static_assert(!padded || listed, "lengths are the mask operator's");
     static_assert(!in_place || staged >= seq, "a row that is stored in full is staged in full");
 };
 
@@ -191,6 +197,24 @@ struct Columns {
             list = in.mask_columns + starts[0];
             count = starts[1] - starts[0];
         }
+        if constexpr (S::padded) {
+            const int length = in.lengths[query.batch];
+            count = query.index < length ? places_below(length) : 0;
+        }
+    }
+
+    // How many of the listed columns lie below `limit`: every step, the lanes try 32 places and keep one gap of them.
+    __device__ __forceinline__ int places_below(int limit) const {
+        int low = 0, high = count;
+        while (low < high) {
+            const int step = (high - low + kWarpSize - 1) / kWarpSize;
+            const int place = low + static_cast<int>(threadIdx.x) % kWarpSize * step;
+            const int below = __popc(__ballot_sync(kFullWarp, place < high && list[place] < limit));
+            if (below == 0) break;
+            high = min(high, low + below * step);
+            low += (below - 1) * step + 1;
+        }
+        return low;
     }
 
     __device__ __forceinline__ int operator[](int place) const { return S::listed ? list[place] : place; }
@@ -358,10 +382,10 @@ __device__ __forceinline__ void store_row(const Outputs<typename S::Element>& ou
 }
 
 // The kernel's body; dynamic shared memory holds `staged` floats a warp.
-template <class Config>
+template <class Config, bool PADDED = false>
 __device__ __forceinline__ void run(const Inputs<typename Config::Element>& in,
                                     const Outputs<typename Config::Element>& out) {
-    using S = Shape<Config>;
+    using S = Shape<Config, PADDED>;
     extern __shared__ float shared[];
     const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
     const int block = blockIdx.x;

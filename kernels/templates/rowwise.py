@@ -14,9 +14,10 @@ from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, tensor_paramete
 from atoffer_rl.mask_plan import row_plan
 from atoffer_rl.masks import Mask
 from atoffer_rl.operators import reads_mask, run_activations, run_results, run_weights
+from atoffer_rl.roofline import kept_pairs, valid_share
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors, too_large
+from atoffer_rl.tensors import layer_tensors, reads_lengths, run_inputs, too_large
 from atoffer_rl.workload import Workload
 
 RUNS = frozenset(
@@ -69,7 +70,7 @@ class RowwiseTemplate:
         """The kernel of `choice`."""
         run = choice.run
         plan = (MASK_STARTS, MASK_COLUMNS) if reads_mask(run) else ()
-        inputs = run_activations(run) + run_weights(run) + plan
+        inputs = run_inputs(workload, run) + run_weights(run) + plan
         outputs = run_results(run)
         entry = f"rowwise_{run.first}_{run.last}"
         threads = WARP_SIZE * choice["warps"]
@@ -81,6 +82,7 @@ class RowwiseTemplate:
             config=config(workload, choice),
             scale=f"{workload.head_dim**-0.5!r}f",
             threads=threads,
+            padded=reads_lengths(workload, run),
             parameters=[parameter(workload, run, name) for name in inputs + outputs],
             inputs=inputs,
             outputs=outputs,
@@ -97,14 +99,18 @@ class RowwiseTemplate:
         )
 
     def work(self, workload: Workload, choice: Choice) -> Work:
-        """Every tensor once (of q, k, v what is used), the mask's lists, and the products of visited columns."""
+        """Every tensor once (of q, k, v what is used), the mask's lists, and the products of visited columns.
+
+        Within sequence lengths, on average, where they are read.
+        """
         run = choice.run
         tensors = layer_tensors(workload)
         pairs = visited_pairs(workload, run)
+        share = valid_share(workload) if reads_lengths(workload, run) else 1.0
         read = sum(array.nbytes for array in mask_lists(workload, run).values())
         for name in run_activations(run) + run_weights(run):
             if name in ("qkv", "qkv_raw"):
-                read += tensors[name].size_bytes * used_parts(run) // 3
+                read += int(tensors[name].size_bytes * used_parts(run) // 3 * share)
             else:
                 read += pairs * tensors[name].dtype.itemsize if name == "scores" else tensors[name].size_bytes
         products = (QK_OPERATOR in run) + (PV_OPERATOR in run)
@@ -159,9 +165,11 @@ def mask_lists(workload: Workload, run: Run) -> dict[str, PlanArray]:
 
 
 def visited_pairs(workload: Workload, run: Run) -> int:
-    """(query, key) pairs that `run` visits over all heads and sequences."""
+    """(query, key) pairs that `run` visits over all heads and sequences, on average."""
     if not reads_mask(run):
         return workload.score_count
+    if workload.padded:
+        return kept_pairs(workload)
     kept = int(row_plan(workload.mask_spec, workload.seq_len).columns.size)
     return kept * workload.heads * workload.batch // workload.mask_spec.batches(workload.seq_len)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from atoffer_rl.kernels.reference import TORCH_DTYPES, run_reference
-from atoffer_rl.operators import run_activations, run_results, run_weights
-from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.operators import run_results, run_weights
+from atoffer_rl.tensors import layer_tensors, run_inputs
 from atoffer_rl.workload import Workload
 
 
@@ -28,7 +28,7 @@ class Honest:
     def launch(self, pointers, stream):
         assert stream == 0
         stored = layer_tensors(self.workload)
-        names = (*run_activations(self.run), *run_weights(self.run), *run_results(self.run))
+        names = (*run_inputs(self.workload, self.run), *run_weights(self.run), *run_results(self.run))
         tensors = {name: tensor_at(pointers[name], stored[name]) for name in names}
         for name, value in run_reference(self.workload, self.run, tensors).items():
             tensors[name].copy_(value)

@@ -8,7 +8,15 @@ import torch
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.kernels.encoder import CompiledEncoder, addresses, compile_encoder
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.kernels.reference import Inputs, Precision, draw_inputs, draw_weights, encoder_reference
+from atoffer_rl.kernels.reference import (
+    Inputs,
+    Precision,
+    draw_inputs,
+    draw_weights,
+    encoder_reference,
+    typical_lengths,
+    without_padding,
+)
 from atoffer_rl.kernels.verify import compare
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.run import Run
@@ -46,6 +54,24 @@ def test_layers_follow_each_other_in_one_arena(runs, layers, honest, small_workl
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("runs", [UNFUSED, MIXED])
+def test_lengths_reach_every_layer(runs, honest, small_workload):
+    workload = small_workload(dtype="float32", layers=2, lengths="list:7/21")
+    weights = [draw_weights(workload, seed, "cpu") for seed in range(2)]
+    x, lengths = draw_inputs(workload, Run(0, 0), Inputs.RANDOM, 0, "cpu")["x"], typical_lengths(workload, "cpu")
+    out = torch.full_like(x, torch.nan)
+    segments = [honest(workload, run) for run in runs]
+    encoder = CompiledEncoder(workload, scheme_of(runs), segments, HostArena(plan_buffers(workload, runs).peak_bytes))
+    named = [addresses(one) for one in weights]
+    encoder.forward(x.data_ptr(), named, out.data_ptr(), 0, lengths.data_ptr())
+    alone = small_workload(dtype="float32", layers=2, batch=1, seq_len=7, mask=workload.mask)
+    torch.testing.assert_close(out[:1, :7].double(), encoder_reference(alone, x[:1, :7], weights), rtol=1e-4, atol=1e-4)
+    whole = small_workload(dtype="float32", layers=2, batch=1)
+    torch.testing.assert_close(out[1:].double(), encoder_reference(whole, x[1:], weights), rtol=1e-4, atol=1e-4)
+    with pytest.raises(SchemeError, match="lengths are list:7/21: pass lengths"):
+        encoder.forward(x.data_ptr(), named, out.data_ptr(), 0)
+
+
 def test_weights_of_another_depth_are_refused(small_workload):
     encoder = CompiledEncoder(small_workload(layers=2), scheme_of(WHOLE), [], HostArena(0))
     with pytest.raises(SchemeError, match="2 layers"):
@@ -59,15 +85,17 @@ def random_scheme(workload, source):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("lengths", ["full", "uniform:shortest=0"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_random_schemes_are_right_and_replay_from_a_graph(dtype, small_workload):
+def test_random_schemes_are_right_and_replay_from_a_graph(dtype, lengths, small_workload):
     from atoffer_rl.errors import LaunchError
 
-    workload, source = small_workload(dtype=dtype, seq_len=100, layers=3), random.Random(dtype)
+    workload = small_workload(dtype=dtype, seq_len=100, layers=3, lengths=lengths)
+    source, drawn = random.Random(dtype), typical_lengths(workload, "cuda") if workload.padded else None
     weights = [draw_weights(workload, seed, "cuda") for seed in range(3)]
     x = draw_inputs(workload, Run(0, 0), Inputs.RANDOM, 9, "cuda")["x"]
-    exact = encoder_reference(workload, x, weights)
-    eager = encoder_reference(workload, x, weights, Precision.EAGER)
+    exact = encoder_reference(workload, x, weights, lengths=drawn)
+    eager = encoder_reference(workload, x, weights, Precision.EAGER, drawn)
     stream, tried = torch.cuda.Stream(), 0
     for _ in range(8):
         scheme = random_scheme(workload, source)
@@ -78,10 +106,14 @@ def test_random_schemes_are_right_and_replay_from_a_graph(dtype, small_workload)
         tried += 1
         out = torch.full_like(x, torch.nan)
         torch.cuda.synchronize()
-        arguments = (x.data_ptr(), [addresses(one) for one in weights], out.data_ptr(), stream.cuda_stream)
+        named, address = [addresses(one) for one in weights], None if drawn is None else drawn.data_ptr()
+        arguments = (x.data_ptr(), named, out.data_ptr(), stream.cuda_stream, address)
         encoder.forward(*arguments)
         stream.synchronize()
-        verdict = compare(out, exact, eager, workload.element.epsilon)
+        compared = (out, exact, eager)
+        if drawn is not None:
+            compared = tuple(without_padding(workload, rows, drawn) for rows in compared)
+        verdict = compare(*compared, workload.element.epsilon)
         assert verdict.passed, f"{scheme.choices}: {verdict.reason}"
         graph, first = torch.cuda.CUDAGraph(), out.clone()
         with torch.cuda.graph(graph, stream=stream):

@@ -13,6 +13,7 @@ from atoffer_rl.kernels.reference import (
     layer_reference,
     run_reference,
     softmax_rows,
+    without_padding,
 )
 from atoffer_rl.operators import OPERATOR_COUNT, run_results
 from atoffer_rl.run import Run
@@ -146,3 +147,42 @@ def test_probabilities_drawn_are_row_stochastic_under_the_mask():
     assert not probs[~keep].any()
     scores = draw_inputs(SMALL, Run(4, 4), Inputs.RANDOM, 0, "cpu")["masked_scores"]
     assert torch.equal(scores.isneginf(), ~keep)
+
+
+@pytest.mark.parametrize("mask", ["strided", "bigbird:block=4,window=2,random=1"])
+def test_a_padded_sequence_is_the_short_one_and_zeros(mask):
+    padded = Workload(**SMALL.to_json() | {"mask": mask, "lengths": "list:11/0"})
+    inputs = draw_inputs(padded, Run(1, 6), Inputs.RANDOM, 0, "cpu")
+    merged = run_reference(padded, Run(1, 6), inputs)["merged"]
+    keep = padded.mask_spec.keep(19)[:, :11, :11]
+    qkv = (inputs["qkv_raw"] + inputs["b_qkv"])[:1, :11].double()
+    query, key, value = qkv.view(1, 11, 3, 3, 32).permute(2, 0, 3, 1, 4)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=torch.tensor(keep)[:, None]
+    )
+    torch.testing.assert_close(merged[0, :11], attended.transpose(1, 2).reshape(11, 96), rtol=1e-5, atol=1e-5)
+    assert not merged[0, 11:].any()
+    assert not merged[1].any()
+
+
+def test_what_lies_beyond_a_length_reaches_no_valid_row():
+    padded = Workload(**SMALL.to_json() | {"lengths": "list:11/19"})
+    x = draw_inputs(padded, Run(0, 0), Inputs.RANDOM, 0, "cpu")["x"]
+    weights, lengths = [draw_weights(padded, 1, "cpu")], torch.tensor([11, 19])
+    clean = encoder_reference(padded, x, weights, lengths=lengths)
+    x[0, 11:] = 1e6
+    other = encoder_reference(padded, x, weights, lengths=lengths)
+    torch.testing.assert_close(without_padding(padded, other, lengths), without_padding(padded, clean, lengths))
+
+
+def test_lengths_are_extreme_and_inputs_as_they_were():
+    padded = Workload(**SMALL.to_json() | {"lengths": "uniform:shortest=0"})
+    seen = {n for kind in Inputs for n in draw_inputs(padded, Run(3, 3), kind, 0, "cpu")["lengths"].tolist()}
+    assert {0, 1, 19} <= seen
+    full, other = (draw_inputs(w, Run(2, 6), Inputs.RANDOM, 0, "cpu")["qkv"] for w in (SMALL, padded))
+    assert torch.equal(full, other)
+    probs = draw_inputs(padded, Run(5, 5), Inputs.RANDOM, 0, "cpu")["probs"]
+    lengths = draw_inputs(padded, Run(2, 6), Inputs.RANDOM, 0, "cpu")["lengths"]
+    for sequence, length in zip(probs, lengths, strict=True):
+        assert not sequence[:, length:].any()
+        assert not sequence[..., length:].any()

@@ -1,6 +1,7 @@
 """Verification on the CPU: a launchable that writes the truth through raw pointers, and every way to spoil it."""
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from atoffer_rl.workload import Workload
 CPU = torch.device("cpu")
 SMALL = Workload(batch=2, seq_len=20, heads=2, head_dim=32, ffn_dim=48, layers=1)
 ATTENTION, SCORES, DENSE, TWO_RESULTS = Run(2, 6), Run(2, 3), Run(12, 13), Run(8, 10)
+PADDED = replace(SMALL, lengths="list:20/6")
 
 
 @pytest.mark.parametrize("run", [ATTENTION, SCORES, DENSE, TWO_RESULTS])
@@ -72,6 +74,30 @@ def test_every_spoiled_result_fails(run, spoil, reason, honest):
     verdict = verify_launchable(SMALL, run, honest(SMALL, run, spoil), device=CPU)
     assert not verdict.passed
     assert reason in verdict.reason
+
+
+def write_beyond(tensors, pointers):
+    for name in {"merged", "masked_scores", "attn_sum"} & tensors.keys():
+        tensors[name][1, ..., 6:, :] = 1.0
+
+
+@pytest.mark.parametrize("run", [Run(2, 3), Run(3, 4), Run(2, 6), Run(4, 6), Run(1, 8)])
+def test_the_truth_about_padded_sequences_passes(run, honest):
+    for workload in (PADDED, replace(SMALL, lengths="uniform:shortest=0")):
+        verdict = verify_launchable(workload, run, honest(workload, run), device=CPU)
+        assert verdict.passed, verdict.reason
+
+
+@pytest.mark.parametrize(("run", "reason"), [(Run(2, 6), "merged is off by"), (Run(2, 3), "-inf exactly where")])
+def test_rows_of_attention_beyond_a_length_must_be_empty(run, reason, honest):
+    assert reason in verify_launchable(PADDED, run, honest(PADDED, run, write_beyond), device=CPU).reason
+    full = verify_launchable(PADDED, run, honest(SMALL, run), device=CPU)
+    assert not full.passed
+
+
+def test_rows_of_other_results_beyond_a_length_may_be_anything(honest):
+    run = Run(2, 8)
+    assert verify_launchable(PADDED, run, honest(PADDED, run, write_beyond), device=CPU).passed
 
 
 def test_budget_is_twice_the_eager_error_and_one_epsilon():

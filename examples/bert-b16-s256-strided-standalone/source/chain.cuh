@@ -125,6 +125,20 @@ struct DropMasked {
     }
 };
 
+// Drops scores in rows and columns beyond the sequence's length. Rows are (batch, heads, query).
+template <int SEQ, int HEADS>
+struct DropBeyond {
+    const int* lengths;
+
+    template <int V>
+    __device__ __forceinline__ void apply(float (&values)[V], int row, int column) const {
+        const int length = lengths[row / (SEQ * HEADS)];
+        const int columns = row % SEQ < length ? length : 0;
+#pragma unroll
+        for (int i = 0; i < V; ++i) values[i] = column + i < columns ? values[i] : negative_infinity();
+    }
+};
+
 // ---- Reductions over a team.
 
 struct Sum {

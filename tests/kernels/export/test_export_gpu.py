@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,39 @@ def test_generated_scheme_verifies_in_a_bare_process(dtype: str, tmp_path: Path)
     record = verified(folder)
     assert record["usable"]
     assert all(found["right"] for found in record["schemes"].values())  # type: ignore[attr-defined]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", ["uniform:shortest=0", "list:0/40/7", "list:0/0/0"])
+def test_padded_scheme_verifies_in_a_bare_process(lengths: str, tmp_path: Path) -> None:
+    record = verified(unfused_export(replace(small("float16"), lengths=lengths), tmp_path))
+    assert all(found["right"] for found in record["schemes"].values())  # type: ignore[attr-defined]
+
+
+@pytest.mark.gpu
+def test_lengths_are_taken_from_torch_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from atoffer_rl.kernels.reference import draw_weights, encoder_reference, without_padding
+
+    workload = replace(small("float16"), lengths="uniform:shortest=0")
+    folder = unfused_export(workload, tmp_path)
+    monkeypatch.syspath_prepend(str(folder))
+    runtime = __import__("runtime")
+    encoder = runtime.Encoder.load(folder)
+    x = torch.randn(3, 40, 64, device="cuda", dtype=torch.float16)
+    weights = [draw_weights(workload, seed, "cuda") for seed in range(3)]
+    out, lengths = torch.empty_like(x), torch.tensor([40, 0, 13], device="cuda", dtype=torch.int32)
+    encoder.forward(x, weights, out=out, stream=torch.cuda.current_stream().cuda_stream, lengths=lengths)
+    torch.cuda.synchronize()
+    found, expected = (
+        without_padding(workload, rows, lengths)
+        for rows in (out, encoder_reference(workload, x, weights, lengths=lengths))
+    )
+    assert (found.double() - expected).abs().max() < 0.05
+    for wrong, says in ((None, "needs lengths="), (lengths.long(), "must be int32"), (lengths[:2], "of shape")):
+        with pytest.raises(runtime.ExportError, match=says):
+            encoder.forward(x, weights, out=out, lengths=wrong)
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +54,32 @@ def test_manifest_describes_both_schemes(folder: Path) -> None:
     assert Workload.from_json(manifest["workload"]) == SMALL
     assert manifest["requires"] == ["cupy", "nvmath-python"]
     assert all(segment["kind"] == "kernel" for segment in manifest["schemes"]["safe"]["segments"])
+
+
+def test_manifest_says_whether_lengths_are_needed(folder: Path, tmp_path: Path) -> None:
+    assert json.loads((folder / "manifest.json").read_text())["lengths"] is None
+    padded = replace(SMALL, lengths="uniform:shortest=3")
+    made = write_export(Export(padded, LegalSpace(padded).unfused, H100, ("sm_90a",), {}), tmp_path / "padded")
+    manifest = runtime.read_manifest(made)
+    assert manifest["lengths"] == {"shortest": [3, 3], "longest": [24, 24], "timed": [19, 8]}
+    assert manifest["tensors"]["lengths"] == [2]
+    masked = [segment for segment in manifest["schemes"]["best"]["segments"] if segment["run"] == [3, 3]]
+    assert "lengths" in masked[0]["arguments"]
+
+
+def test_lengths_are_asked_for_where_they_are_needed() -> None:
+    def lengths_of(needed: bool, given: object) -> dict[str, int]:
+        encoder = SimpleNamespace(needs_lengths=needed, input_shape=(2, 24, 64))
+        found: dict[str, int] = runtime.Encoder._lengths(encoder, given)  # type: ignore[arg-type]
+        return found
+
+    memory = runtime.DeviceMemory(4096, (2,), "int32", None)
+    assert lengths_of(False, None) == {}
+    assert lengths_of(True, memory) == {"lengths": 4096}
+    wrong = [(False, memory, "pass no lengths"), (True, None, "int32 of shape"), (True, [1], "DLPack")]
+    for needed, given, says in wrong:
+        with pytest.raises(runtime.ExportError, match=says):
+            lengths_of(needed, given)
 
 
 def test_every_argument_of_every_kernel_has_an_address(folder: Path) -> None:
