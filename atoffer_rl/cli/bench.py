@@ -11,7 +11,7 @@ from atoffer_rl.cli.options import workload_options
 from atoffer_rl.cli.output import print_line, print_table
 from atoffer_rl.cli.scheme_source import read_scheme
 from atoffer_rl.cli.search_job import MAX_BUDGET
-from atoffer_rl.errors import AtofferError, LaunchError
+from atoffer_rl.errors import AtofferError, LaunchError, WorkloadError
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
 
@@ -51,6 +51,7 @@ def mha(
     from atoffer_rl.bench.record import cells_table, summary_of
     from atoffer_rl.kernels.compile_pool import usable_cpus
 
+    _check_lengths(workload)
     if grid and grid not in GRIDS:
         raise AtofferError(f"unknown grid {grid!r}: use one of {', '.join(GRIDS)}")
     bench = MhaRun(grid_workloads(grid, workload) if grid else [workload], json, print_line)
@@ -62,6 +63,16 @@ def mha(
             print_line(summary_of(bench.rows))
     if not bench.rows:
         raise LaunchError("no cell has a row: the lines above say why")
+
+
+def _check_lengths(workload: Workload) -> None:
+    """Accept a workload that peers can run.
+
+    Raises:
+        WorkloadError: If it is padded.
+    """
+    if workload.padded:
+        raise WorkloadError("the peers take no sequence lengths: leave out --lengths")
 
 
 def _run_cells(bench: "MhaRun", replays: int, jobs: int, store: Path | None) -> None:
@@ -101,6 +112,7 @@ def encoder(
     """
     from atoffer_rl.kernels.measurers.open import open_measurer
 
+    _check_lengths(workload)
     measurer, line = open_measurer("cuda", workload, store)
     print_line(line)
     try:

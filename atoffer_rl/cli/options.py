@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from atoffer_rl.dtype import DType
+from atoffer_rl.dtype import FLOATS
 from atoffer_rl.workload import ACTIVATIONS, Workload
 
 Result = TypeVar("Result")
@@ -29,10 +29,11 @@ WORKLOAD_OPTIONS = (
     _option("head_dim", "Channels of a head; the model width is heads * head-dim."),
     _option("ffn_dim", "Channels between the two feed-forward products."),
     _option("layers", "Encoder layers in a forward pass."),
-    _option("dtype", f"Storage format: {', '.join(dtype.value for dtype in DType)}.", str),
+    _option("dtype", f"Storage format: {', '.join(dtype.value for dtype in FLOATS)}.", str),
     _option("mask", "Mask with its parameters, such as strided:stride=16; atoffer masks lists them.", str),
     _option("activation", f"Activation: {', '.join(ACTIVATIONS)}.", str),
     _option("epsilon", "Added to the variance in LayerNorm.", float),
+    _option("lengths", "Sequence lengths: full, uniform:shortest=1,longest=128, or list:a/b/c.", str),
 )
 
 

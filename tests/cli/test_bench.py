@@ -11,6 +11,13 @@ def test_an_unknown_grid_is_named(atoffer):
     assert "paper, long, masks, fp32, heads, small" in outcome.err
 
 
+@pytest.mark.parametrize("command", ["mha", "encoder"])
+def test_lengths_are_refused(atoffer, command):
+    outcome = atoffer("bench", command, "--lengths", "uniform")
+    assert outcome.status == 1
+    assert "peers take no sequence lengths" in outcome.err
+
+
 @pytest.mark.skipif(not what_is_missing(), reason="a GPU is here")
 def test_what_is_missing_is_named(atoffer, tmp_path):
     outcome = atoffer("bench", "mha", "--grid", "small", "--json", tmp_path / "record.json")
