@@ -26,6 +26,7 @@ Words: TypeAlias = NDArray[np.uint32]
 PADDING = -1
 FINAL = -1
 HEADER_WORDS = 8
+NATURAL_TILES = (Order.NATURAL, Order.TWO_PASSES)
 MOST_WASTE = 1.05
 """Columns that a formula may give for one that is needed: reading a few more costs less than reading a list."""
 WARP_LANES = 32
@@ -167,7 +168,7 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
     """
     per_mask = [_items_of(parts, tile_rows, chunk, order, pieces) for parts in _parts(mask, seq_len, order)]
     formula = None
-    if order is Order.NATURAL and pieces == 1 and len(per_mask) == 1:
+    if order in NATURAL_TILES and pieces == 1 and len(per_mask) == 1:
         formula = _formula(per_mask[0], seq_len)
         per_mask = [_computed_items(per_mask[0], formula, seq_len)] if formula else per_mask
     everything = [item for items in per_mask for item in items]
@@ -266,7 +267,7 @@ def _items_of(parts: tuple[Part, ...], tile_rows: int, chunk: int, order: Order,
 
 def _formula(tiles: list[_Item], seq_len: int) -> ColumnFormula | None:
     """A formula that gives every column that `tiles` need, and few others; None if none is known to."""
-    if not all(len(tile.columns) for tile in tiles):
+    if not all(len(tile.columns) and _computable(tile) for tile in tiles):
         return None
     left = max(0, *(int(tile.rows[0] - tile.columns.min()) for tile in tiles))
     right = max(0, *(int(tile.columns.max()) + 1 - _end(tile, seq_len) for tile in tiles))
@@ -282,6 +283,11 @@ def _formula(tiles: list[_Item], seq_len: int) -> ColumnFormula | None:
         if enough and sum(map(len, given)) <= MOST_WASTE * needed:
             return formula
     return None
+
+
+def _computable(tile: _Item) -> bool:
+    """Whether ascending columns serve: those of a second pass must come last."""
+    return not tile.near or bool((np.diff(tile.columns) > 0).all())
 
 
 def _end(tile: _Item, seq_len: int) -> int:
@@ -300,7 +306,8 @@ def _with_columns(tile: _Item, columns: Int32) -> _Item:
     """`tile` reading `columns`, which hold all that it needs."""
     pairs = np.zeros((*tile.pairs.shape[:-1], len(columns)), bool)
     pairs[..., np.searchsorted(columns, tile.columns)] = tile.pairs
-    return replace(tile, columns=columns, pairs=pairs)
+    near = len(columns) - int(np.searchsorted(columns, tile.columns[-tile.near])) if tile.near else 0
+    return replace(tile, columns=columns, pairs=pairs, near=near)
 
 
 def _tile_rows(rows: Rows, first: int, tile_rows: int) -> Rows:
