@@ -29,6 +29,10 @@
 // other rows share. Then an item's rows are cut into fragments twice: a first pass over all chunks multiplies the far
 // part and leaves its results in shared memory, a second over the last chunks, which have stayed there, the near part.
 //
+// Lengths. Where sequences have them, copying warps take no chunk whose columns, and those of all later ones, lie beyond
+// the length, and none at all of an item whose rows do; they leave zeros where values beyond it would be. Multiplying
+// warps drop what is left of rows and columns beyond it, whose numbers come with the chunk.
+//
 // Bias. q gets it when it is loaded. q . (k + b) = q . k + q . b: the second is the same for all columns, and softmax
 // cancels it. sum p (v + b) = sum p v + b, because the p of a row add up to 1: it is added at the end.
 //
@@ -63,7 +67,11 @@ struct Multiplier {
             wait_phase(shared.item_full(buffer.at), buffer.parity);
             const int ticket = *shared.ticket(buffer.at);
             if (ticket == kNoTicket) return;
-            const Item item = *shared.item(buffer.at);
+            Item item = *shared.item(buffer.at);
+            if constexpr (Tile::kPadded) {
+                item.chunks = *shared.chunks_taken(buffer.at);
+                item.kept = min(item.kept, item.chunks);
+            }
             if constexpr (Tile::kPasses > 1) {
                 far_pass(item);
                 warp.start(shared, buffer.at, Tile::kPasses - 1);

@@ -1,6 +1,7 @@
 """Tile attention: a row tile's gathered columns on tensor cores, from `qkv` or `qkv_raw` to `context` or `merged`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import e, log2, sqrt
 
@@ -14,12 +15,14 @@ from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
+from atoffer_rl.lengths import FULL
 from atoffer_rl.masks import Mask
-from atoffer_rl.operators import run_activations, run_results, run_weights
+from atoffer_rl.operators import run_results, run_weights
+from atoffer_rl.roofline import kept_pairs, valid_share
 from atoffer_rl.row_order import FRAGMENT_ROWS, Order, splits
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.tensors import layer_tensors, run_inputs
 from atoffer_rl.workload import Workload
 
 MOST_CHANNELS = 128
@@ -45,6 +48,7 @@ HEADERS = (
     "gather.cuh",
 )
 PLAN_NAMES = ("gather_items", "gather_rows", "gather_orders", "gather_columns", "gather_steps")
+LIMITS = "gather_limits"
 SCRATCH_NAMES = ("gather_sums", "gather_logs", "gather_counts")
 MULTIPROCESSORS = 132
 """Of a large card. A smaller one executes as many blocks, just not all of them at a time."""
@@ -70,8 +74,6 @@ class GatherTemplate:
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why this template cannot implement `run` of `workload` at all; None if it can."""
-        if workload.padded:
-            return "it reads no sequence lengths: use rowwise"
         if workload.element is DType.FLOAT32:
             return "tensor cores have no exact product of float32: use float16 or bfloat16"
         if workload.head_dim % VECTOR_CHANNELS or workload.head_dim > MOST_CHANNELS:
@@ -104,6 +106,7 @@ class GatherTemplate:
             items=plan.items,
             partial_items=plan.partial_items,
             formula=plan.formula,
+            padded=workload.padded,
             chunks=plan.chunks,
             passes=plan.passes,
             fragment_columns=_fragment_columns(values, plan),
@@ -122,9 +125,10 @@ class GatherTemplate:
             block=(_threads(values), 1, 1),
             shared_bytes=shared_bytes(workload, values, plan),
             arguments=(
-                *run_activations(run),
+                *run_inputs(workload, run),
                 *run_weights(run),
                 *PLAN_NAMES,
+                *((LIMITS,) if workload.padded else ()),
                 *(name for name, _ in scratch),
                 *run_results(run),
             ),
@@ -133,19 +137,22 @@ class GatherTemplate:
         )
 
     def work(self, workload: Workload, choice: Choice) -> Work:
-        """Bytes and flops of `choice`: each item reads its columns once, and a fragment multiplies what it keeps."""
+        """Bytes and flops of `choice`: each item reads its columns once, and a fragment multiplies what it keeps.
+
+        Of padded sequences, what lies within their lengths counts, on average.
+        """
         w, plan = workload, _plan(workload, dict(choice.parameters))
         repeats = w.batch // len(plan.headers)
         row_bytes = w.width * w.element.itemsize
         tensors = layer_tensors(w)
         plan_bytes = sum(array.nbytes for array in _plan_arrays(w, dict(choice.parameters)).values())
-        rows_read = int(np.count_nonzero(plan.rows >= 0)) + 2 * plan.gathered
+        rows_read = round((np.count_nonzero(plan.rows >= 0) + 2 * plan.gathered) * valid_share(w))
         weight_bytes = sum(tensors[name].size_bytes for name in run_weights(choice.run))
         partial_bytes = sum(size_bytes for _, size_bytes in _scratch(w, dict(choice.parameters), plan))
         return Work(
             bytes_read=rows_read * row_bytes * repeats + weight_bytes + plan_bytes + partial_bytes,
             bytes_written=sum(tensors[name].size_bytes for name in run_results(choice.run)) + partial_bytes,
-            flops=4 * plan.products * w.width * repeats,
+            flops=round(4 * plan.products * w.width * repeats * _pair_share(w)),
         )
 
     def geometry(self, workload: Workload, choice: Choice) -> Geometry:
@@ -224,7 +231,7 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     row_bytes, tile_rows = channels(workload) * workload.element.itemsize, values["tile_rows"]
     fragments, two = tile_rows // FRAGMENT_ROWS, plan.passes > 1
     step_words = plan.passes * fragments * plan.blocks * (BLOCK_COLUMNS // 2 + WARP_SIZE)
-    slot = _aligned(2 * values["chunk"] * row_bytes + 4 * step_words)
+    slot = _aligned(2 * values["chunk"] * row_bytes + 4 * step_words + 4 * values["chunk"] * workload.padded)
     numbers = tile_rows * (1 + plan.passes * two)
     item = _aligned((tile_rows + 2) * row_bytes + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
@@ -266,7 +273,22 @@ def _group_heads(workload: Workload, plan: GatherPlan) -> int:
 def _plan_arrays(workload: Workload, values: Mapping[str, int]) -> dict[str, PlanArray]:
     plan = _plan(workload, values)
     arrays = plan.headers, plan.rows, plan.orders, plan.columns, _steps(plan, channels(workload))
-    return dict(zip(PLAN_NAMES, arrays, strict=True))
+    return dict(zip(PLAN_NAMES, arrays, strict=True)) | ({LIMITS: _limits(plan)} if workload.padded else {})
+
+
+def _limits(plan: GatherPlan) -> NDArray[np.int32]:
+    """(masks, items, 1 + chunks): an item's lowest row, and the lowest column of each chunk and those after it."""
+    beyond = np.iinfo(np.int32).max
+    rows = np.where(plan.rows < 0, beyond, plan.rows).min(axis=-1, keepdims=True)
+    columns = np.where(plan.columns < 0, beyond, plan.columns).min(axis=-1)
+    from_here = np.minimum.accumulate(columns[..., ::-1], axis=-1)[..., ::-1]
+    return np.concatenate([rows, from_here], axis=-1).astype(np.int32)
+
+
+def _pair_share(workload: Workload) -> float:
+    """Pairs that the mask keeps within the sequences' lengths over all that it keeps, on average."""
+    whole = kept_pairs(replace(workload, lengths=FULL))
+    return kept_pairs(workload) / whole if whole else 1.0
 
 
 def _steps(plan: GatherPlan, row_channels: int) -> NDArray[np.uint32]:

@@ -132,9 +132,13 @@ struct Copier {
         if (thread == 0 && atomicAdd(plan.counts + 1, 1) == Shape::kGrid - 1) plan.counts[0] = plan.counts[1] = 0;
     }
 
-    __device__ __forceinline__ void publish(int ticket) {
+    __device__ __forceinline__ void publish(int ticket, int length = 0, int chunks = 0) {
         if (thread == 0) {
             *shared.ticket(buffer.at) = ticket;
+            if constexpr (Tile::kPadded) {
+                *shared.length(buffer.at) = length;
+                *shared.chunks_taken(buffer.at) = chunks;
+            }
             arrive(shared.item_full(buffer.at));
         }
         arrive_with_copies(shared.item_full(buffer.at));
@@ -147,21 +151,37 @@ struct Copier {
         const int item = (Shape::kMaskBatches == 1 ? 0 : batch) * Tile::kItems + place.item;
         const Element* queries = qkv + batch * Tile::kSeqLen * Tile::kTokenStride + channels;
         const Source source(plan, item, place.item);
-        const int chunks = source.chunks();
+        const int length = Tile::kPadded ? plan.lengths[batch] : Tile::kSeqLen;
+        const int chunks = Tile::kPadded ? chunks_within(length, item, source.chunks()) : source.chunks();
         Columns next = fetch(source, 0);
         wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
-        copy_queries(queries, source);
+        copy_queries(queries, source, length);
         copy_small(item, bias + channels);
-        publish(ticket);
+        publish(ticket, length, chunks);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const Columns fetched = next;
             if (chunk + 1 < chunks) next = fetch(source, chunk + 1);
             wait_phase(shared.slot_empty(slot.at), slot.parity ^ 1);
-            copy_chunk(queries + Tile::kWidth, fetched);
+            copy_chunk(queries + Tile::kWidth, fetched, length);
+            if constexpr (Tile::kPadded) copy_columns(plan.columns + (item * Tile::kChunks + chunk) * Tile::kChunk);
             copy_steps(plan.steps + (item * Tile::kChunks + chunk) * Tile::kStepWords);
             arrive_with_copies(shared.slot_full(slot.at));
             slot.advance();
         }
+    }
+
+    // Chunks that the item needs of a sequence of `length`: up to the last with a column in it, none if no row lies in
+    // it. The chunks of a second pass are the last: then all.
+    __device__ __forceinline__ int chunks_within(int length, int item, int chunks) const {
+        const int* limits = plan.limits + item * (1 + Tile::kChunks);
+        if (limits[0] >= length) return 0;
+        if constexpr (Tile::kPasses > 1) return chunks;
+        int needed = 0;
+        for (int first = 0; first < chunks; first += kWarpSize) {
+            const int chunk = first + thread % kWarpSize;
+            needed += __popc(__ballot_sync(kFullWarp, chunk < chunks && limits[1 + chunk] < length));
+        }
+        return needed;
     }
 
     static __device__ __forceinline__ bool covers(int row) {
@@ -179,8 +199,9 @@ struct Copier {
     }
 
     // `head_keys` points at the head's first key; values lie kWidth elements further. Places without a column keep what
-    // they held: no fragment multiplies them.
-    __device__ __forceinline__ void copy_chunk(const Element* head_keys, const Columns& fetched) const {
+    // they held: no fragment multiplies them. A column beyond the length may be multiplied, by nothing but zeros: its
+    // values must be finite.
+    __device__ __forceinline__ void copy_chunk(const Element* head_keys, const Columns& fetched, int length) const {
         if (!has_channels()) return;
         const Element* from = head_keys + vector * kVectorElements;
         const unsigned to = shared.keys(slot.at);
@@ -188,24 +209,34 @@ struct Copier {
         for (int i = 0; i < Tile::kCopies; ++i) {
             if (fetched.values[i] < 0) continue;
             const Element* key = from + fetched.values[i] * Tile::kTokenStride;
+            if (Tile::kPadded && fetched.values[i] >= length) {
+                copy_async<kVectorBytes>(to + Tile::kMatrixBytes + targets[i], key, false);
+                continue;
+            }
             copy_vector<0, 0>(to + targets[i], key);
             copy_vector<Tile::kMatrixBytes, Tile::kWidth * sizeof(Element)>(to + targets[i], key);
         }
+    }
+
+    __device__ __forceinline__ void copy_columns(const int* numbers) const {
+        copy_words<Tile::kChunk>(shared.steps(slot.at) + Tile::kStepWords * 4,
+                                 reinterpret_cast<const unsigned*>(numbers));
     }
 
     __device__ __forceinline__ void copy_steps(const unsigned* words) const {
         copy_words<Tile::kStepWords>(shared.steps(slot.at), words);
     }
 
-    // Rows that do not exist keep what they held: nothing of them is kept or stored.
-    __device__ __forceinline__ void copy_queries(const Element* queries, const Source& source) const {
+    // Rows that do not exist keep what they held: nothing of them is kept or stored. Rows beyond the length likewise:
+    // they are stored as zeros.
+    __device__ __forceinline__ void copy_queries(const Element* queries, const Source& source, int length) const {
         if (!has_channels()) return;
         const Element* from = queries + vector * kVectorElements;
         const unsigned to = shared_address(shared.queries(buffer.at));
 #pragma unroll
         for (int row = first_row; row < Tile::kTileRows; row += Tile::kCopyRows) {
             const int number = source.row(row);
-            if (number < 0) continue;
+            if (number < 0 || (Tile::kPadded && number >= length)) continue;
             copy_vector<0, 0>(to + swizzled<Tile::kRowVectors>(row, vector), from + number * Tile::kTokenStride);
         }
     }

@@ -62,6 +62,8 @@ struct WarpTile {
     float maximum[2];  // of the lane's rows' scores, unscaled, or a little less
     float base[2];     // the same, scaled; 0 while nothing is kept
     float total[2];    // of their exponentials, this lane's columns only
+    int length;         // of the sequence, where it has one
+    unsigned in_length; // bits, as of a step, of the lane's rows that lie in it
 
     __device__ __forceinline__ WarpTile() {
         lane = threadIdx.x % kWarpSize;
@@ -83,6 +85,10 @@ struct WarpTile {
             rows[r] = shared.rows(buffer)[places[r]];
             maximum[r] = negative_infinity();
             base[r] = total[r] = 0.0f;
+        }
+        if constexpr (Tile::kPadded) {
+            length = *shared.length(buffer);
+            in_length = (rows[0] < length ? 0x33333333u : 0) | (rows[1] < length ? 0xccccccccu : 0);
         }
         load_queries(shared, buffer, place_of_row(shared, buffer, pass, lane % kFragmentRows));
     }
@@ -117,9 +123,13 @@ struct WarpTile {
             shared.step_words(slot) + pass * Tile::kPassWords + fragment * Tile::kBlocks * kBlockWords;
 #pragma unroll 1  // code that fits in the nearest instruction cache is worth more than overlapping steps
         for (int number = step_warp; number < Tile::kSteps; number += Tile::kStepWarps) {
-            const OneStep step = load_step(words, number * Tile::kGroups);
+            OneStep step = load_step(words, number * Tile::kGroups);
+            if constexpr (Tile::kPadded) drop_beyond(step, shared.columns(slot));
             const unsigned any = __reduce_or_sync(kFullWarp, step.kept);
-            if (any == 0) break;  // columns that are kept come first
+            if (any == 0) {
+                if constexpr (Tile::kPadded) continue;
+                break;  // columns that are kept come first
+            }
             Scores scores;
             float highest[2] = {maximum[0], maximum[1]};
 #pragma unroll
@@ -151,6 +161,20 @@ struct WarpTile {
             step.values[pair] = value ^ lane / 16 * kVectorBytes * 0x10001u;
         }
         return step;
+    }
+
+    // Clears the bits of rows and columns beyond the sequence's length. Each lane looks at the column of a group that it
+    // names to ldmatrix of K, lanes 0-7 at columns 0-7, lanes 16-23 at columns 8-15, and a vote tells the others.
+    __device__ __forceinline__ void drop_beyond(OneStep& step, const int* columns) const {
+        if (length >= Tile::kSeqLen) return;
+        unsigned kept = 0;
+#pragma unroll
+        for (int g = 0; g < Tile::kGroups; ++g) {
+            const int column = columns[OneStep::offset(step.keys, g) / Tile::kRowBytes];
+            const unsigned own = __ballot_sync(kFullWarp, column < length) >> lane % kQuad * 2;
+            kept |= ((own & 3) * 0x05 | (own >> 16 & 3) * 0x50) << g * kGroupBits;
+        }
+        step.kept &= kept & in_length;
     }
 
     // The group's scores, -inf where they are not kept, and the rows' highest.

@@ -47,6 +47,8 @@ struct Plan {
     float* logs;    // scratch: (slots, batch * heads, seq_len) log2 of the sum of exponentials
     int* counts;    // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items,
                     // warps that have waited for them
+    const int* lengths = nullptr;  // (batch), where sequences have lengths
+    const int* limits = nullptr;   // for each item: its lowest row, and the lowest column from each chunk on
 };
 
 // What the block and its warps cover, derived from the constants of a rendered shape.
@@ -57,6 +59,7 @@ struct Tiling {
     static constexpr int kTileRows = Shape::kTileRows, kChunk = Shape::kChunk, kSlots = Shape::kSlots;
     static constexpr int kStep = Shape::kStep, kChunks = Shape::kChunks, kItems = Shape::kItems;
     static constexpr int kPasses = Shape::kPasses;
+    static constexpr bool kPadded = Shape::kPadded;
     static constexpr int kTickets = Shape::kBatch * kHeads * kItems;
 
     static constexpr int kThreads = Shape::kWarps * kWarpSize;  // that multiply
@@ -87,7 +90,8 @@ struct Tiling {
     static constexpr int kMatrixBytes = kChunk * kRowBytes;  // K or V of one chunk
     static constexpr int kPassWords = kFragments * kBlocks * kBlockWords;
     static constexpr int kStepWords = kPasses * kPassWords;
-    static constexpr int kSlotBytes = aligned(2 * kMatrixBytes + kStepWords * 4);
+    static constexpr int kColumnBytes = kPadded ? kChunk * 4 : 0;
+    static constexpr int kSlotBytes = aligned(2 * kMatrixBytes + kStepWords * 4 + kColumnBytes);
     static constexpr int kQueryBytes = kTileRows * kRowBytes;
     static constexpr int kNumbers = kTileRows + (kPasses > 1 ? kPasses * kTileRows : 0);  // rows, their orders
     static constexpr int kItemBytes = aligned(kQueryBytes + 2 * kRowBytes + kNumbers * 4 + sizeof(Item) + 16);
@@ -160,7 +164,13 @@ struct Shared {
         return reinterpret_cast<const unsigned*>(base + slot * Tile::kSlotBytes + 2 * Tile::kMatrixBytes);
     }
 
-    // A buffer: queries; biases of queries and values; row numbers; their orders; the item; its ticket.
+    // Numbers of the chunk's columns, where sequences have lengths.
+    __device__ __forceinline__ const int* columns(int slot) const {
+        return reinterpret_cast<const int*>(step_words(slot) + Tile::kStepWords);
+    }
+
+    // A buffer: queries; biases of queries and values; row numbers; their orders; the item; what is taken of it, the
+    // sequence's length, its ticket.
     __device__ __forceinline__ int buffer(int item) const { return Tile::kItemsAt + item * Tile::kItemBytes; }
     __device__ __forceinline__ char* queries(int item) const { return base + buffer(item); }
     __device__ __forceinline__ const char* biases(int item) const { return queries(item) + Tile::kQueryBytes; }
@@ -174,6 +184,8 @@ struct Shared {
     __device__ __forceinline__ int* ticket(int item) const {
         return reinterpret_cast<int*>(queries(item) + Tile::kItemBytes - sizeof(int));
     }
+    __device__ __forceinline__ int* length(int item) const { return ticket(item) - 1; }
+    __device__ __forceinline__ int* chunks_taken(int item) const { return ticket(item) - 2; }
 
     __device__ __forceinline__ float* partials() const { return reinterpret_cast<float*>(base + Tile::kPartialsAt); }
     __device__ __forceinline__ unsigned* pass_pairs(int row) const {

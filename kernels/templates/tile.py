@@ -43,7 +43,7 @@ class TileTemplate:
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why this template cannot implement `run` of `workload` at all; None if it can."""
         if workload.padded:
-            return "it reads no sequence lengths: use rowwise"
+            return "it reads no sequence lengths: use gather or rowwise"
         if workload.element is DType.FLOAT32:
             return "tensor cores have no exact product of float32: use float16 or bfloat16"
         if workload.head_dim not in HEAD_DIMS:

@@ -13,14 +13,22 @@ from atoffer_rl.run import Run
 from atoffer_rl.tensors import LENGTHS, reads_lengths
 from atoffer_rl.workload import Workload
 from tests.kernels.templates.checks import assert_all_right
+from tests.kernels.templates.test_gather import LOW, ORDERS, PIECES, STEP_WARPS, possible_choice
 
-SMALL = Workload(batch=3, seq_len=37, heads=1, head_dim=16, ffn_dim=16, lengths="uniform:shortest=0")
+SMALL = Workload(
+    batch=3, seq_len=37, heads=1, head_dim=16, ffn_dim=16, mask="sliding:window=20", lengths="uniform:shortest=0"
+)
 MASKED = {
     "rowwise": [Run(1, 3), Run(1, 6), Run(2, 4), Run(2, 5), Run(2, 6), Run(3, 5)],
     "chain": [Run(3, 3), Run(3, 4)],
 }
 PAIRS = [(name, run) for name, runs in MASKED.items() for run in runs]
 AFTER_THE_MASK = [("rowwise", Run(4, 6)), ("rowwise", Run(5, 5)), ("chain", Run(4, 4)), ("chain", Run(6, 6))]
+
+
+GATHERED = Workload(batch=3, seq_len=77, heads=1, head_dim=32, lengths="uniform:shortest=0")
+SMALL_CHUNKS = {**LOW, "chunk": 32}
+WAYS = [{}, *ORDERS, PIECES, STEP_WARPS, SMALL_CHUNKS]
 
 
 def default(name, workload, run):
@@ -93,6 +101,37 @@ def test_lengths_with_a_mask_for_each_sequence_emulated(emulator, varied, name, 
     assert_emulated(emulator, varied, default(name, varied, run))
 
 
+@pytest.mark.parametrize("values", WAYS)
+def test_lengths_gathered_emulated(emulator, values):
+    assert_emulated(emulator, GATHERED, possible_choice(GATHERED, Run(1, 6), **values))
+
+
+@pytest.mark.parametrize("lengths", ["list:77/77/77", "list:0/0/0", "list:1/64/65"])
+@pytest.mark.parametrize("mask", ["dense", "fixed", "bigbird:window=8,global=2,random=1,block=8"])
+def test_masks_with_lengths_gathered_emulated(emulator, mask, lengths):
+    workload = replace(GATHERED, mask=mask, lengths=lengths)
+    assert_emulated(emulator, workload, possible_choice(workload, Run(2, 5), **SMALL_CHUNKS))
+
+
+@pytest.mark.parametrize("values", [{}, PIECES, ORDERS[2]])
+def test_lengths_with_a_mask_for_each_sequence_gathered_emulated(emulator, varied, values):
+    workload = replace(varied, head_dim=40)
+    assert_emulated(emulator, workload, possible_choice(workload, Run(2, 6), **values))
+
+
+def test_chunks_beyond_a_length_are_not_taken():
+    workload = replace(GATHERED, mask="dense")
+    program = template_named("gather").program(workload, possible_choice(workload, **SMALL_CHUNKS))
+    limits = program.plan()["gather_limits"]
+    assert limits.shape == (1, 3, 4)
+    assert sorted(limits[0, :, 0]) == [0, 32, 64]
+    np.testing.assert_array_equal(limits[0, :, 1:], [[0, 32, 64]] * 3)
+    full = replace(workload, lengths="full")
+    work, whole = (template_named("gather").work(w, possible_choice(w, **SMALL_CHUNKS)) for w in (workload, full))
+    assert work.flops < whole.flops
+    assert work.bytes_read < whole.bytes_read
+
+
 def assert_emulated(emulator, workload, choice):
     import torch
 
@@ -130,6 +169,17 @@ def test_what_lies_beyond_a_length_is_not_read_emulated(emulator, name, run):
         torch.testing.assert_close(stored[result].double(), expected[result], rtol=0.01, atol=0.01)
 
 
+@pytest.mark.parametrize("values", WAYS)
+@pytest.mark.parametrize("run", [Run(1, 6), Run(2, 5)])
+def test_what_lies_beyond_a_length_is_not_gathered_emulated(emulator, run, values):
+    import torch
+
+    kernel = emulator.load(GATHERED, possible_choice(GATHERED, run, **values))
+    stored, expected = attend_beside_nan(GATHERED, run, kernel.launch, "cpu")
+    for result in run_results(run):
+        torch.testing.assert_close(stored[result].double(), expected[result], rtol=0.01, atol=0.01)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("lengths", ["uniform:shortest=0", "list:0/1/77/40/76", "uniform:shortest=77"])
@@ -145,6 +195,38 @@ def test_lengths_on_gpu(lengths, dtype):
 def test_masks_with_lengths_on_gpu(name, run, mask):
     workload = Workload(batch=7, seq_len=300, heads=3, mask=mask, lengths="uniform:shortest=0")
     assert_all_right([(workload, choice) for choice in template_choices(name, workload, run)[::4]])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", ["dense", "strided", "fixed", "sliding:window=10", "bigbird"])
+@pytest.mark.parametrize("values", [{}, {"tile_rows": 32, "warps": 8, "step": 16}, {"order": 2}, {"pieces": 3}])
+@pytest.mark.parametrize("run", [Run(1, 6), Run(2, 5)])
+def test_lengths_gathered_on_gpu(run, values, mask):
+    workload = Workload(batch=9, seq_len=300, heads=3, mask=mask, lengths="uniform:shortest=0")
+    if values.get("order") == 2 and mask in ("dense", "sliding:window=10"):
+        values = {"order": 1}
+    assert_all_right([(w, possible_choice(w, run, **values)) for w in (workload, replace(workload, dtype="bfloat16"))])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("values", [{"order": 3, "slots": 5}, {"blocks": 2}])
+def test_two_passes_and_several_items_a_block_with_lengths_on_gpu(values):
+    workload = Workload(batch=16, seq_len=512, lengths="uniform:shortest=0")
+    assert_all_right([(workload, possible_choice(workload, Run(1, 6), **values))])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("values", [{}, {"order": 2}, {"pieces": 3}])
+def test_what_lies_beyond_a_length_is_not_gathered_on_gpu(values):
+    import torch
+
+    from atoffer_rl.kernels.launch import load_choice
+
+    workload, run = Workload(batch=5, seq_len=150, heads=2, lengths="uniform:shortest=0"), Run(1, 6)
+    loaded = load_choice(workload, possible_choice(workload, run, **values))
+    stream = torch.cuda.current_stream().cuda_stream
+    stored, expected = attend_beside_nan(workload, run, lambda pointers: loaded.launch(pointers, stream), "cuda")
+    torch.testing.assert_close(stored["merged"].double(), expected["merged"], rtol=0.01, atol=0.01)
 
 
 @pytest.mark.gpu
