@@ -29,6 +29,7 @@ MOST_CHANNELS = 128
 VECTOR_CHANNELS = 8
 STEPS = (16, 32, 64)
 LONGEST_CHUNK = 256
+MOST_CHUNK_BYTES = 2**16
 OLDEST_ARCH = 80
 BIAS_OPERATOR = 1
 MERGE_OPERATOR = 6
@@ -42,14 +43,16 @@ HEADERS = (
     "common.cuh",
     "barriers.cuh",
     "pairs.cuh",
+    "tf32.cuh",
     "gather_layout.cuh",
     "gather_copy.cuh",
+    "gather_products.cuh",
     "gather_fragment.cuh",
     "gather.cuh",
 )
 PLAN_NAMES = ("gather_items", "gather_rows", "gather_orders", "gather_columns", "gather_steps")
 LIMITS = "gather_limits"
-SCRATCH_NAMES = ("gather_sums", "gather_logs", "gather_counts")
+SCRATCH_NAMES = ("gather_sums", "gather_weights", "gather_counts")
 MULTIPROCESSORS = 132
 """Of a large card. A smaller one executes as many blocks, just not all of them at a time."""
 ITEMS_AT_ONCE = 640
@@ -63,6 +66,8 @@ BLOCK_SHARED_BYTES = 1024
 MOST_REGISTERS = 255
 OTHER_REGISTERS = 44
 """What addresses, conversions and the loop take of a thread's registers."""
+SPLIT_REGISTERS = 12
+"""What float32's split operands take besides."""
 
 
 class GatherTemplate:
@@ -74,8 +79,6 @@ class GatherTemplate:
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why this template cannot implement `run` of `workload` at all; None if it can."""
-        if workload.element is DType.FLOAT32:
-            return "tensor cores have no exact product of float32: use float16 or bfloat16"
         if workload.head_dim % VECTOR_CHANNELS or workload.head_dim > MOST_CHANNELS:
             return f"head_dim must be a multiple of {VECTOR_CHANNELS} up to {MOST_CHANNELS}, not {workload.head_dim}"
         if device.compute_capability < OLDEST_ARCH:
@@ -84,7 +87,12 @@ class GatherTemplate:
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""
-        return _bad_tiling(values) or _bad_plan(workload, values) or _too_large(workload, values, device)
+        return (
+            _bad_tiling(values)
+            or _bad_chunk(workload, values)
+            or _bad_plan(workload, values)
+            or _too_large(workload, values, device)
+        )
 
     def program(self, workload: Workload, choice: Choice) -> KernelProgram:
         """The rendered kernel of `choice`."""
@@ -184,6 +192,12 @@ def _bad_tiling(values: Mapping[str, int]) -> str | None:
     return None
 
 
+def _bad_chunk(workload: Workload, values: Mapping[str, int]) -> str | None:
+    if (size_bytes := values["chunk"] * _row_bytes(workload)) > MOST_CHUNK_BYTES:
+        return f"a chunk's keys take {size_bytes} bytes, 16-bit offsets name {MOST_CHUNK_BYTES}"
+    return None
+
+
 def _bad_plan(workload: Workload, values: Mapping[str, int]) -> str | None:
     if values["order"] not in list(Order):
         return f"order must be one of {', '.join(str(int(order)) for order in Order)}"
@@ -226,16 +240,25 @@ def channels(workload: Workload) -> int:
     return next(size for size in (32, 64, MOST_CHANNELS) if workload.head_dim <= size)
 
 
+def _row_bytes(workload: Workload) -> int:
+    return channels(workload) * workload.element.itemsize
+
+
+def _weight_bytes(workload: Workload) -> int:
+    """Of a row's partial result: see `Weight` of gather_layout.cuh."""
+    return 8 if workload.element is DType.FLOAT32 else 4
+
+
 def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
     """Dynamic shared memory of a block: see `Tiling` of gather.cuh, which checks it."""
-    row_bytes, tile_rows = channels(workload) * workload.element.itemsize, values["tile_rows"]
+    row_bytes, tile_rows = _row_bytes(workload), values["tile_rows"]
     fragments, two = tile_rows // FRAGMENT_ROWS, plan.passes > 1
     step_words = plan.passes * fragments * plan.blocks * (BLOCK_COLUMNS // 2 + WARP_SIZE)
     slot = _aligned(2 * values["chunk"] * row_bytes + 4 * step_words + 4 * values["chunk"] * workload.padded)
     numbers = tile_rows * (1 + plan.passes * two)
     item = _aligned((tile_rows + 2) * row_bytes + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
-    of_passes = tile_rows * (row_bytes + 4) * two
+    of_passes = tile_rows * (row_bytes + _weight_bytes(workload)) * two
     barriers = 8 * (2 * values["slots"] + 2 * BUFFERS + 1)
     return values["slots"] * slot + BUFFERS * item + max(of_warps, of_passes) + barriers
 
@@ -251,9 +274,10 @@ def _aligned(size_bytes: int) -> int:
 
 def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
     """Registers' worth of values that a thread keeps: fragments if it multiplies, columns if it copies."""
-    width, chunk = channels(workload), values["chunk"]
-    copied = -(-chunk * width * workload.element.itemsize // (VECTOR_BYTES * values["copy_warps"] * WARP_SIZE))
-    return max(width // 2 + values["step"] // 2 + width // 4, 2 * copied)
+    row_bytes = _row_bytes(workload)
+    copied = -(-values["chunk"] * row_bytes // (VECTOR_BYTES * values["copy_warps"] * WARP_SIZE))
+    split = SPLIT_REGISTERS if workload.element is DType.FLOAT32 else 0
+    return max(channels(workload) // 2 + values["step"] // 2 + row_bytes // 8 + split, 2 * copied)
 
 
 def _plan(workload: Workload, values: Mapping[str, int]) -> GatherPlan:
@@ -272,7 +296,7 @@ def _group_heads(workload: Workload, plan: GatherPlan) -> int:
 
 def _plan_arrays(workload: Workload, values: Mapping[str, int]) -> dict[str, PlanArray]:
     plan = _plan(workload, values)
-    arrays = plan.headers, plan.rows, plan.orders, plan.columns, _steps(plan, channels(workload))
+    arrays = plan.headers, plan.rows, plan.orders, plan.columns, _steps(plan, _row_bytes(workload))
     return dict(zip(PLAN_NAMES, arrays, strict=True)) | ({LIMITS: _limits(plan)} if workload.padded else {})
 
 
@@ -291,14 +315,14 @@ def _pair_share(workload: Workload) -> float:
     return kept_pairs(workload) / whole if whole else 1.0
 
 
-def _steps(plan: GatherPlan, row_channels: int) -> NDArray[np.uint32]:
+def _steps(plan: GatherPlan, row_bytes: int) -> NDArray[np.uint32]:
     """For each block of 64 columns: a 16-bit offset of each in shared memory, then the bits of its rows.
 
     Two words for each of 16 columns hold the offsets of that column and the ones 16, 32 and 48 further. An offset names
     the first vector of a row; see `swizzled` of gather.cuh for how vectors lie.
     """
     rows = plan.places.astype(np.uint32)
-    vectors = row_channels * 2 // VECTOR_BYTES
+    vectors = row_bytes // VECTOR_BYTES
     keys = min(vectors, BANK_VECTORS)
     line = rows // (BANK_VECTORS // keys)
     key = (line + line // 8 + line // 16 + line // 32) % keys
@@ -319,7 +343,7 @@ def _scratch(workload: Workload, values: Mapping[str, int], plan: GatherPlan) ->
     if not plan.partial_items and _grid(workload, values, plan) == plan.items * heads:
         return ()
     rows = max(1, plan.slots * heads * workload.seq_len)
-    sizes = (rows * channels(workload) * workload.element.itemsize, rows * 4, (2 + 2 * heads) * 4)
+    sizes = (rows * _row_bytes(workload), rows * _weight_bytes(workload), (2 + 2 * heads) * 4)
     return tuple(zip(SCRATCH_NAMES, sizes, strict=True))
 
 

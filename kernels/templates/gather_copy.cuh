@@ -59,7 +59,7 @@ struct SourceOf<Shape, true> {
     using Type = ComputedSource<Shape>;
 };
 
-// One thread's part: always the same 8 channels, of every kCopyRows-th row.
+// One thread's part: always the same vector of channels, of every kCopyRows-th row.
 template <class Shape>
 struct Copier {
     using Tile = Tiling<Shape>;
@@ -96,7 +96,7 @@ struct Copier {
     }
 
     __device__ __forceinline__ bool has_channels() const {
-        return Tile::kEven || vector * kVectorElements < Tile::kHeadDim;
+        return Tile::kEven || vector * Tile::kVectorElements < Tile::kHeadDim;
     }
 
     // Copies every item of the block, then a ticket that stands for none.
@@ -203,7 +203,7 @@ struct Copier {
     // values must be finite.
     __device__ __forceinline__ void copy_chunk(const Element* head_keys, const Columns& fetched, int length) const {
         if (!has_channels()) return;
-        const Element* from = head_keys + vector * kVectorElements;
+        const Element* from = head_keys + vector * Tile::kVectorElements;
         const unsigned to = shared.keys(slot.at);
 #pragma unroll
         for (int i = 0; i < Tile::kCopies; ++i) {
@@ -231,7 +231,7 @@ struct Copier {
     // they are stored as zeros.
     __device__ __forceinline__ void copy_queries(const Element* queries, const Source& source, int length) const {
         if (!has_channels()) return;
-        const Element* from = queries + vector * kVectorElements;
+        const Element* from = queries + vector * Tile::kVectorElements;
         const unsigned to = shared_address(shared.queries(buffer.at));
 #pragma unroll
         for (int row = first_row; row < Tile::kTileRows; row += Tile::kCopyRows) {
@@ -253,10 +253,10 @@ struct Copier {
         copy_words<sizeof(Item) / 4>(shared_address(shared.item(buffer.at)),
                                      reinterpret_cast<const unsigned*>(plan.items + item));
         if constexpr (Shape::kAddBias) {
-            if (thread < 2 * Tile::kRowVectors) {
-                const Element* from = head_bias + thread / Tile::kRowVectors * 2 * Tile::kWidth;
-                copy_async<kVectorBytes>(shared_address(shared.biases(buffer.at)) + thread * kVectorBytes,
-                                         from + (has_channels() ? vector * kVectorElements : 0), has_channels());
+            for (int at = thread; at < 2 * Tile::kRowVectors; at += Tile::kCopyThreads) {
+                const Element* from = head_bias + at / Tile::kRowVectors * 2 * Tile::kWidth;
+                copy_async<kVectorBytes>(shared_address(shared.biases(buffer.at)) + at * kVectorBytes,
+                                         from + (has_channels() ? vector * Tile::kVectorElements : 0), has_channels());
             }
         }
     }

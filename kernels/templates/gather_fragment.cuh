@@ -1,7 +1,7 @@
 // Gathering attention, multiplying warps: one fragment's queries, running softmax and sums in registers.
 #pragma once
 
-#include "gather_layout.cuh"
+#include "gather_products.cuh"
 
 namespace atoffer {
 
@@ -22,45 +22,23 @@ __device__ __forceinline__ void quad_sum(float (&rows)[2]) {
     }
 }
 
-// What a lane knows of a step's columns: bits of its two rows, and where the columns lie that it names to ldmatrix.
-template <int GROUPS>
-struct Step {
-    static constexpr int kPairs = (GROUPS + 1) / 2;
-    static constexpr unsigned kGroupMask = (1u << kGroupBits) - 1;
-    unsigned kept;            // bit 8 g + 4 t + i: whether accumulator i of the t-th 8 columns of group g is kept
-    unsigned keys[kPairs];    // 16 bits a group: offset of the lane's vector in K
-    unsigned values[kPairs];  // and in V
-
-    // Columns that are kept fill a fragment's groups from the front: one that no row keeps is not multiplied.
-    static __device__ __forceinline__ bool keeps(unsigned any, int group) {
-        return (any & kGroupMask << group * kGroupBits) != 0;
-    }
-
-    static __device__ __forceinline__ bool keeps_all(unsigned kept, int group) {
-        return (~kept & kGroupMask << group * kGroupBits) == 0;
-    }
-
-    static __device__ __forceinline__ unsigned offset(const unsigned (&offsets)[kPairs], int group) {
-        return group % 2 == 0 ? offsets[group / 2] & 0xffff : offsets[group / 2] >> 16;
-    }
-};
-
 template <class Shape>
 struct WarpTile {
     using Tile = Tiling<Shape>;
     using Element = typename Shape::Element;
+    using Format = Products<Shape>;
+    using OneStep = typename Format::OneStep;
     using Scores = float[Tile::kScoreTiles][4];
-    using OneStep = Step<Tile::kGroups>;
     static constexpr int kBarrier = 2;  // named barrier of the multiplying warps
 
     int lane, fragment, step_warp;
     int places[2];  // in the item, of the lane's two rows
     int rows[2];    // of the sequence; negative where there is none
     bool fresh;   // nothing has been summed yet
-    unsigned query[Tile::kDepthSteps][4];
-    float sum[Tile::kSumTiles][4];
+    typename Format::Queries query;
+    typename Format::Sums sum;
     float maximum[2];  // of the lane's rows' scores, unscaled, or a little less
-    float base[2];     // the same, scaled; 0 while nothing is kept
+    float base[2];     // the same, scaled: exponentials are relative to 2^base; kNoBase while nothing is kept
     float total[2];    // of their exponentials, this lane's columns only
     int length;         // of the sequence, where it has one
     unsigned in_length; // bits, as of a step, of the lane's rows that lie in it
@@ -84,7 +62,8 @@ struct WarpTile {
             places[r] = place_of_row(shared, buffer, pass, r * 8 + lane / kQuad);
             rows[r] = shared.rows(buffer)[places[r]];
             maximum[r] = negative_infinity();
-            base[r] = total[r] = 0.0f;
+            base[r] = kNoBase;
+            total[r] = 0.0f;
         }
         if constexpr (Tile::kPadded) {
             length = *shared.length(buffer);
@@ -106,13 +85,13 @@ struct WarpTile {
         const unsigned from =
             shared_address(shared.queries(buffer)) + swizzled<Tile::kRowVectors>(place, lane / kFragmentRows);
 #pragma unroll
-        for (int k = 0; k < Tile::kDepthSteps; ++k) load_matrices(query[k], from ^ 2 * k * kVectorBytes);
+        for (int k = 0; k < Tile::kDepthSteps; ++k) load_matrices(query[k], at_depth(from, k));
         if constexpr (Shape::kAddBias) {
             const auto* bias = reinterpret_cast<const unsigned*>(shared.biases(buffer)) + lane % kQuad;
 #pragma unroll
             for (int k = 0; k < Tile::kDepthSteps; ++k) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) query[k][i] = add_pairs<Element>(query[k][i], bias[k * 8 + i / 2 * 4]);
+                for (int i = 0; i < 4; ++i) query[k][i] = Format::add_bias(query[k][i], bias[k * 8 + i / 2 * 4]);
             }
         }
     }
@@ -153,12 +132,14 @@ struct WarpTile {
         if constexpr (Tile::kGroups < kBlockGroups) step.kept &= (1u << Tile::kGroups * kGroupBits) - 1;
 #pragma unroll
         for (int pair = 0; pair < OneStep::kPairs; ++pair) {
-            // Lane groups of 8 address, of K: columns 0-7 low channels, 0-7 high, 8-15 low, 8-15 high;
-            // and of V: columns 0-7 low channels, 8-15 low, 0-7 high, 8-15 high.
+            // Lane groups of 8 address, of K: columns 0-7 low channels, 0-7 high, 8-15 low, 8-15 high.
             const unsigned key = offsets[(lane / 16 * 8 + lane % 8) * 2 + pair] >> shift;
-            const unsigned value = offsets[lane % 16 * 2 + pair] >> shift;
             step.keys[pair] = key ^ lane / 8 % 2 * kVectorBytes * 0x10001u;
-            step.values[pair] = value ^ lane / 16 * kVectorBytes * 0x10001u;
+#pragma unroll
+            for (int i = 0; i < OneStep::kValueColumns; ++i) {
+                const unsigned value = offsets[Format::value_column(lane, i) * 2 + pair] >> shift;
+                step.values[i][pair] = value ^ Format::value_vector(lane) * kVectorBytes * 0x10001u;
+            }
         }
         return step;
     }
@@ -182,16 +163,7 @@ struct WarpTile {
                                                 int group) const {
         float(&low)[4] = scores[2 * group];
         float(&high)[4] = scores[2 * group + 1];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) low[i] = high[i] = 0.0f;
-        const unsigned from = keys + OneStep::offset(step.keys, group);
-#pragma unroll
-        for (int k = 0; k < Tile::kDepthSteps; ++k) {
-            unsigned key[4];
-            load_matrices(key, from ^ 2 * k * kVectorBytes);
-            multiply_add<Element>(low, query[k], key[0], key[1]);
-            multiply_add<Element>(high, query[k], key[2], key[3]);
-        }
+        Format::score(low, high, query, keys + OneStep::offset(step.keys, group));
         if (!__all_sync(kFullWarp, OneStep::keeps_all(step.kept, group))) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -205,26 +177,17 @@ struct WarpTile {
 
     // Adds the group's exponentials to the totals, and its values, weighted by them, to the sums.
     __device__ __forceinline__ void add_group(const Scores& scores, unsigned values, const OneStep& step, int group) {
-        unsigned probabilities[4];
+        float probabilities[2][4];
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-            float p[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                p[i] = exp2_fast(fmaf(scores[2 * group + t][i], Shape::kScaleLog2, -base[i / 2]));
-                total[i / 2] += p[i];
+                const float scaled = fmaf(scores[2 * group + t][i], Shape::kScaleLog2, -base[i / 2]);
+                probabilities[t][i] = Format::weight(exp2_fast(scaled));
+                total[i / 2] += probabilities[t][i];
             }
-            probabilities[2 * t] = pack_pair<Element>(p[0], p[1]);
-            probabilities[2 * t + 1] = pack_pair<Element>(p[2], p[3]);
         }
-        const unsigned from = values + OneStep::offset(step.values, group);
-#pragma unroll
-        for (int n = 0; n < Tile::kSumTiles / 2; ++n) {
-            unsigned value[4];
-            load_matrices_transposed(value, from ^ 2 * n * kVectorBytes);
-            multiply_add<Element>(sum[2 * n], probabilities, value[0], value[1]);
-            multiply_add<Element>(sum[2 * n + 1], probabilities, value[2], value[3]);
-        }
+        Format::add(sum, probabilities, values, step, group);
     }
 
     // Exponentials are taken relative to `maximum`, which follows the highest score only when it is left far behind:
@@ -243,8 +206,9 @@ struct WarpTile {
         float factor[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            base[r] = highest[r] == negative_infinity() ? 0.0f : highest[r] * Shape::kScaleLog2;
-            factor[r] = exp2_fast(fmaf(maximum[r], Shape::kScaleLog2, -base[r]));
+            const float old = base[r];
+            base[r] = highest[r] == negative_infinity() ? kNoBase : highest[r] * Shape::kScaleLog2;
+            factor[r] = exp2_fast(old - base[r]);
             maximum[r] = highest[r];
             total[r] *= factor[r];
         }
@@ -270,7 +234,7 @@ struct WarpTile {
             float* to = partial(partials, step_warp);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                to[r * kWarpSize] = maximum[r];
+                to[r * kWarpSize] = base[r];
                 to[(2 + r) * kWarpSize] = total[r];
             }
 #pragma unroll
@@ -289,11 +253,11 @@ struct WarpTile {
     __device__ __forceinline__ void add_partial(const float* other) {
         float highest[2], factor[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) highest[r] = fmaxf(maximum[r], other[r * kWarpSize]);
+        for (int r = 0; r < 2; ++r) highest[r] = fmaxf(maximum[r], unscaled(other[r * kWarpSize]));
         rescale(highest);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            factor[r] = exp2_fast(fmaf(other[r * kWarpSize], Shape::kScaleLog2, -base[r]));
+            factor[r] = exp2_fast(other[r * kWarpSize] - base[r]);
             total[r] += factor[r] * other[(2 + r) * kWarpSize];
         }
 #pragma unroll
@@ -303,72 +267,78 @@ struct WarpTile {
         }
     }
 
-    // ---- Partial results of rows: normalised sums and their weight. A lane's channels of a row lie together.
+    // The score whose scaled value is `scaled`; -inf for kNoBase.
+    static __device__ __forceinline__ float unscaled(float scaled) { return scaled * (1.0f / Shape::kScaleLog2); }
 
-    // The weight of the lane's row r, as the logarithm to base 2 of its sum of exponentials.
-    __device__ __forceinline__ float weight_log(int r) const {
-        return total[r] == 0.0f ? negative_infinity() : fmaf(maximum[r], Shape::kScaleLog2, log2f(total[r]));
+    // ---- Partial results of rows: sums and their weight. A lane's channels of a row lie together.
+
+    // The weight of the lane's row r.
+    __device__ __forceinline__ Weight<Element> weight(int r) const {
+        if constexpr (Tile::kExact) {
+            return {total[r] == 0.0f ? negative_infinity() : base[r], total[r]};
+        } else {
+            return {total[r] == 0.0f ? negative_infinity() : base[r] + log2f(total[r])};
+        }
     }
 
-    __device__ __forceinline__ void store_pairs(uint4* to, int r) const {
-        const float factor = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
-        unsigned pairs[Tile::kLanePairs];
+    // Where number `i` of vector `v` of what the lane has of row r belongs.
+    __device__ __forceinline__ float& sum_at(int v, int i, int r) {
+        return sum[(v * Tile::kVectorElements + i) / 2][2 * r + i % 2];
+    }
+
+    __device__ __forceinline__ void store_sums(uint4* to, int r) {
+        const float factor = Tile::kExact ? 1.0f : total[r] == 0.0f ? 0.0f : 1.0f / total[r];
 #pragma unroll
-        for (int n = 0; n < Tile::kLanePairs; ++n) {
-            pairs[n] = pack_pair<Element>(sum[n][2 * r] * factor, sum[n][2 * r + 1] * factor);
-        }
+        for (int v = 0; v < Tile::kLaneVectors; ++v) {
+            float values[Tile::kVectorElements];
 #pragma unroll
-        for (int v = 0; v < Tile::kLanePairs / 4; ++v) {
-            to[v] = make_uint4(pairs[4 * v], pairs[4 * v + 1], pairs[4 * v + 2], pairs[4 * v + 3]);
+            for (int i = 0; i < Tile::kVectorElements; ++i) values[i] = sum_at(v, i, r) * factor;
+            to[v] = Format::pack(values);
         }
     }
 
     // Between passes, in shared memory. Totals must have been summed over the quad.
-    __device__ __forceinline__ void leave_pass(const Shared<Shape>& shared) const {
+    __device__ __forceinline__ void leave_pass(const Shared<Shape>& shared) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            if (lane % kQuad == 0) shared.pass_logs()[places[r]] = weight_log(r);
-            store_pairs(pass_vectors(shared, places[r]), r);
+            if (lane % kQuad == 0) shared.pass_weights()[places[r]] = weight(r);
+            store_sums(pass_vectors(shared, places[r]), r);
         }
     }
 
-    // Goes on from what the pass before has left: normalised sums whose total is 1 relative to their weight.
+    // Goes on from what the pass before has left.
     __device__ __forceinline__ void resume_pass(const Shared<Shape>& shared) {
         fresh = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float log = shared.pass_logs()[places[r]];
-            if (log == negative_infinity()) continue;
-            maximum[r] = log * (1.0f / Shape::kScaleLog2);
-            base[r] = log;
-            total[r] = lane % kQuad == 0 ? 1.0f : 0.0f;
+            const Weight<Element> weight = shared.pass_weights()[places[r]];
+            if (weight.log == negative_infinity()) continue;
+            maximum[r] = unscaled(weight.log);
+            base[r] = weight.log;
+            total[r] = lane % kQuad == 0 ? weight.total : 0.0f;
             const uint4* from = pass_vectors(shared, places[r]);
 #pragma unroll
-            for (int v = 0; v < Tile::kLanePairs / 4; ++v) {
-                const uint4 packed = from[v];
-                const unsigned pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+            for (int v = 0; v < Tile::kLaneVectors; ++v) {
+                float values[Tile::kVectorElements];
+                Format::unpack(values, from[v]);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const Vector<Element, 2> pair = *reinterpret_cast<const Vector<Element, 2>*>(&pairs[i]);
-                    sum[4 * v + i][2 * r] = to_float(pair.values[0]);
-                    sum[4 * v + i][2 * r + 1] = to_float(pair.values[1]);
-                }
+                for (int i = 0; i < Tile::kVectorElements; ++i) sum_at(v, i, r) = values[i];
             }
         }
     }
 
     __device__ __forceinline__ uint4* pass_vectors(const Shared<Shape>& shared, int place) const {
-        return reinterpret_cast<uint4*>(shared.pass_pairs(place) + lane % kQuad * Tile::kLanePairs);
+        return shared.pass_vectors(place) + lane % kQuad * Tile::kLaneVectors;
     }
 
     // Between blocks, in scratch. Totals must have been summed over the quad.
-    __device__ __forceinline__ void store_partial(const Plan<Element>& plan, int slot, int head) const {
+    __device__ __forceinline__ void store_partial(const Plan<Element>& plan, int slot, int head) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             if (!exists(rows[r])) continue;
             const int at = scratch_row(slot, head, rows[r]);
-            if (lane % kQuad == 0) plan.logs[at] = weight_log(r);
-            store_pairs(scratch_vectors(plan, at), r);
+            if (lane % kQuad == 0) plan.weights[at] = weight(r);
+            store_sums(scratch_vectors(plan, at), r);
         }
         __syncwarp();
         if (lane == 0) count_released(plan.counts + 2 + 2 * head);
@@ -387,29 +357,28 @@ struct WarpTile {
 
     // Takes in a slot, past the first cache: other blocks wrote it. Totals must have been summed over the quad.
     __device__ __forceinline__ void merge_slot(const Plan<Element>& plan, int slot, int head) {
-        float logs[2], highest[2];
+        Weight<Element> weights[2];
+        float highest[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            logs[r] = exists(rows[r]) ? __ldcg(plan.logs + scratch_row(slot, head, rows[r])) : negative_infinity();
-            highest[r] = fmaxf(maximum[r], logs[r] * (1.0f / Shape::kScaleLog2));
+            weights[r] = {negative_infinity()};
+            if (exists(rows[r])) weights[r] = Weight<Element>::load(plan.weights + scratch_row(slot, head, rows[r]));
+            highest[r] = fmaxf(maximum[r], unscaled(weights[r].log));
         }
         rescale(highest);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            if (logs[r] == negative_infinity()) continue;
-            const float weight = exp2_fast(logs[r] - base[r]);
-            total[r] += weight;
+            if (weights[r].log == negative_infinity()) continue;
+            const float factor = exp2_fast(weights[r].log - base[r]);
+            total[r] += factor * weights[r].total;
             const uint4* from = scratch_vectors(plan, scratch_row(slot, head, rows[r]));
 #pragma unroll
-            for (int v = 0; v < Tile::kLanePairs / 4; ++v) {
-                const uint4 packed = __ldcg(from + v);
-                const unsigned pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+            for (int v = 0; v < Tile::kLaneVectors; ++v) {
+                float values[Tile::kVectorElements];
+                Format::unpack(values, __ldcg(from + v));
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const Vector<Element, 2> pair = *reinterpret_cast<const Vector<Element, 2>*>(&pairs[i]);
-                    float* to = sum[4 * v + i] + 2 * r;
-                    to[0] = fmaf(weight, to_float(pair.values[0]), to[0]);
-                    to[1] = fmaf(weight, to_float(pair.values[1]), to[1]);
+                for (int i = 0; i < Tile::kVectorElements; ++i) {
+                    sum_at(v, i, r) = fmaf(factor, values[i], sum_at(v, i, r));
                 }
             }
         }
@@ -420,29 +389,16 @@ struct WarpTile {
     }
 
     __device__ __forceinline__ uint4* scratch_vectors(const Plan<Element>& plan, int at) const {
-        auto* pairs = reinterpret_cast<unsigned*>(plan.sums + at * Tile::kChannels) + lane % kQuad * Tile::kLanePairs;
-        return reinterpret_cast<uint4*>(pairs);
+        return reinterpret_cast<uint4*>(plan.sums + at * Tile::kChannels) + lane % kQuad * Tile::kLaneVectors;
     }
 
     // Divides by the totals, adds the bias of the values and writes whole 16-byte vectors by way of `staging`: the 16
-    // rows of shared memory that held the warp's queries. A row that keeps nothing has a total of 0 and becomes zeros, whatever its sum is.
+    // rows of shared memory that held the warp's queries. A row that keeps nothing has a total of 0 and becomes zeros,
+    // whatever its sum is.
     __device__ __forceinline__ void store(Element* result, int result_stride, const Element* value_bias, char* staging) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const bool empty = total[r] == 0.0f;
-            const float factor = 1.0f / total[r];
-#pragma unroll
-            for (int n = 0; n < Tile::kSumTiles; ++n) {
-                float low = sum[n][2 * r] * factor, high = sum[n][2 * r + 1] * factor;
-                if constexpr (Shape::kAddBias) {
-                    const Element* bias = value_bias + n * kFragmentColumns + lane % kQuad * 2;
-                    low += to_float(bias[0]);
-                    high += to_float(bias[1]);
-                }
-                const int at = swizzled<Tile::kRowVectors>(r * 8 + lane / kQuad, n) + lane % kQuad * 4;
-                *reinterpret_cast<unsigned*>(staging + at) =
-                    empty ? 0 : pack_pair<Element>(low, high);
-            }
+            Format::stage(staging, r * 8 + lane / kQuad, r, lane, sum, total[r], value_bias);
         }
         __syncwarp();
 #pragma unroll
@@ -452,8 +408,8 @@ struct WarpTile {
             const int low = __shfl_sync(kFullWarp, rows[0], place % 8 * kQuad);
             const int high = __shfl_sync(kFullWarp, rows[1], place % 8 * kQuad);
             const int row = place < 8 ? low : high;
-            if (exists(row) && (Tile::kEven || vector * kVectorElements < Tile::kHeadDim)) {
-                *reinterpret_cast<uint4*>(result + row * result_stride + vector * kVectorElements) =
+            if (exists(row) && (Tile::kEven || vector * Tile::kVectorElements < Tile::kHeadDim)) {
+                *reinterpret_cast<uint4*>(result + row * result_stride + vector * Tile::kVectorElements) =
                     *reinterpret_cast<const uint4*>(staging + swizzled<Tile::kRowVectors>(place, vector));
             }
         }

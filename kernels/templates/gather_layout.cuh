@@ -2,7 +2,7 @@
 #pragma once
 
 #include "barriers.cuh"
-#include "pairs.cuh"
+#include "common.cuh"
 
 namespace atoffer {
 
@@ -14,9 +14,9 @@ constexpr int kBlockColumns = 64;    // columns of a fragment that a lane's mask
 constexpr int kBlockGroups = kBlockColumns / kGroupColumns;
 constexpr int kOffsetWords = kBlockColumns / 2;           // of a block in the plan: 16-bit offsets of its columns,
 constexpr int kBlockWords = kOffsetWords + kWarpSize;     // then bits
+constexpr float kNoBase = -3e38f;                         // 2^kNoBase is nothing beside any other
 constexpr float kSlackLog2 = 8.0f;                        // exponentials are at most 2^8
 constexpr int kVectorBytes = 16;
-constexpr int kVectorElements = 8;
 constexpr int kBarrierBytes = 8;
 constexpr int kQuad = 4;  // lanes that share an mma row
 constexpr int kFinal = -1;
@@ -36,6 +36,27 @@ struct alignas(16) Item {
     int unused[3];
 };
 
+// How much a row's partial sums weigh: they are normalised, `log` is log2 of their sum of exponentials.
+template <class Element>
+struct Weight {
+    static constexpr float total = 1.0f;
+    float log;
+
+    // Past the first cache: other blocks wrote it.
+    static __device__ __forceinline__ Weight load(const Weight* from) { return {__ldcg(&from->log)}; }
+};
+
+// float32: sums and their total are relative to 2^log. With a total in it, rounding a logarithm in the thousands would
+// cost more than any rounding of float32.
+template <>
+struct Weight<float> {
+    float log, total;
+
+    static __device__ __forceinline__ Weight load(const Weight* from) {
+        return {__ldcg(&from->log), __ldcg(&from->total)};
+    }
+};
+
 template <class Element>
 struct Plan {
     const Item* items;
@@ -44,9 +65,9 @@ struct Plan {
     const int* columns;
     const unsigned* steps;
     Element* sums;  // scratch: (slots, batch * heads, seq_len, channels in the order of a lane)
-    float* logs;    // scratch: (slots, batch * heads, seq_len) log2 of the sum of exponentials
-    int* counts;    // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items,
-                    // warps that have waited for them
+    Weight<Element>* weights;  // scratch: (slots, batch * heads, seq_len)
+    int* counts;  // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items,
+                  // warps that have waited for them
     const int* lengths = nullptr;  // (batch), where sequences have lengths
     const int* limits = nullptr;   // for each item: its lowest row, and the lowest column from each chunk on
 };
@@ -74,17 +95,19 @@ struct Tiling {
 
     static constexpr int kChannels = kHeadDim <= 32 ? 32 : kHeadDim <= 64 ? 64 : 128;  // of a row in shared memory
     static constexpr bool kEven = kChannels == kHeadDim;                               // the others are zeros
-    static constexpr int kRowBytes = kChannels * 2;
+    static constexpr int kRowBytes = kChannels * static_cast<int>(sizeof(Element));
     static constexpr int kRowVectors = kRowBytes / kVectorBytes;
+    static constexpr int kVectorElements = kVectorBytes / sizeof(Element);
     static constexpr int kCopyRows = kCopyThreads / kRowVectors;          // rows that one pass of the copying warps takes
     static constexpr int kCopies = (kChunk + kCopyRows - 1) / kCopyRows;  // rows of a chunk that a thread takes part in
 
-    static constexpr int kDepthSteps = kChannels / kFragmentRows;  // mma steps over a head's channels
+    static constexpr int kDepthSteps = kRowVectors / 2;  // mma steps over a head's channels
     static constexpr int kGroups = kStep / kGroupColumns;
     static constexpr int kScoreTiles = kStep / kFragmentColumns;    // mma results across a step's columns
     static constexpr int kSumTiles = kChannels / kFragmentColumns;  // mma results across the channels
-    static constexpr int kPartialFloats = 4 * kSumTiles + 4;        // a lane's sums, maxima and totals
-    static constexpr int kLanePairs = kSumTiles;                    // pairs of a row's channels that a lane holds
+    static constexpr int kPartialFloats = 4 * kSumTiles + 4;        // a lane's sums, bases and totals
+    static constexpr int kLaneVectors = kRowVectors / kQuad;        // of a row's channels, those that a lane holds
+    static constexpr bool kExact = kSame<Element, float>;           // partial results are kept with all their bits
 
     // Shared memory: chunks; items; results of the first pass, or of warps that share a fragment; barriers; a ticket.
     static constexpr int kMatrixBytes = kChunk * kRowBytes;  // K or V of one chunk
@@ -97,12 +120,13 @@ struct Tiling {
     static constexpr int kItemBytes = aligned(kQueryBytes + 2 * kRowBytes + kNumbers * 4 + sizeof(Item) + 16);
     static constexpr int kItemsAt = kSlots * kSlotBytes;
     static constexpr int kPartialsAt = kItemsAt + kBuffers * kItemBytes;
-    static constexpr int kPassBytes = kPasses > 1 ? kTileRows * (kRowBytes + 4) : 0;
+    static constexpr int kWeightBytes = sizeof(Weight<Element>);
+    static constexpr int kPassBytes = kPasses > 1 ? kTileRows * (kRowBytes + kWeightBytes) : 0;
     static constexpr int kWarpBytes = (kStepWarps - 1) * kFragments * kPartialFloats * kWarpSize * 4;
     static constexpr int kBarriersAt = kPartialsAt + (kPassBytes > kWarpBytes ? kPassBytes : kWarpBytes);
     static constexpr int kSharedBytes = kBarriersAt + (2 * kSlots + 2 * kBuffers + 1) * kBarrierBytes;
 
-    static_assert(sizeof(Element) == 2, "tensor cores take 16-bit elements");
+    static_assert(sizeof(Element) == 2 || kExact, "elements are float32, or 16-bit for tensor cores");
     static_assert(kHeadDim % kVectorElements == 0 && kHeadDim <= 128, "a row is whole vectors, at most 128 channels");
     static_assert(kTileRows % kFragmentRows == 0, "a warp covers 16 rows");
     static_assert(kPasses == 1 || kStepWarps == 1, "an item of two passes has one warp for each fragment");
@@ -110,6 +134,7 @@ struct Tiling {
     static_assert(kStep <= kBlockColumns && kBlockColumns % kStep == 0, "a step lies in one block of columns");
     static_assert(kStep % kGroupColumns == 0 && kChunk % kStep == 0, "a chunk is whole steps of whole groups");
     static_assert(kChunk <= 256, "a place is a byte");
+    static_assert(kMatrixBytes <= 1 << 16, "an offset in a chunk has 16 bits");
     static_assert(kCopyThreads % kRowVectors == 0, "a thread copies the same channels of every row");
     static_assert(kSharedBytes == Shape::kSharedBytes, "the launch gives the shared memory that is laid out here");
 };
@@ -188,11 +213,11 @@ struct Shared {
     __device__ __forceinline__ int* chunks_taken(int item) const { return ticket(item) - 2; }
 
     __device__ __forceinline__ float* partials() const { return reinterpret_cast<float*>(base + Tile::kPartialsAt); }
-    __device__ __forceinline__ unsigned* pass_pairs(int row) const {
-        return reinterpret_cast<unsigned*>(base + Tile::kPartialsAt + row * Tile::kRowBytes);
+    __device__ __forceinline__ uint4* pass_vectors(int row) const {
+        return reinterpret_cast<uint4*>(base + Tile::kPartialsAt + row * Tile::kRowBytes);
     }
-    __device__ __forceinline__ float* pass_logs() const {
-        return reinterpret_cast<float*>(base + Tile::kPartialsAt + Tile::kTileRows * Tile::kRowBytes);
+    __device__ __forceinline__ Weight<typename Shape::Element>* pass_weights() const {
+        return reinterpret_cast<Weight<typename Shape::Element>*>(pass_vectors(Tile::kTileRows));
     }
 
     __device__ __forceinline__ unsigned slot_full(int slot) const { return address + Tile::kBarriersAt + slot * kBarrierBytes; }

@@ -42,6 +42,18 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) {
 inline int __any_sync(unsigned mask, int predicate) { return __reduce_or_sync(mask, predicate != 0) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __reduce_or_sync(mask, predicate == 0) == 0; }
 
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 inline unsigned __ballot_sync(unsigned, int predicate) {
     const auto values = emulation::exchange("__ballot_sync", predicate != 0);
     unsigned lanes = 0;

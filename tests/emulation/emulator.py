@@ -1,7 +1,7 @@
 """Generated kernels on the CPU: their device code compiled by g++ for the machine of machine.h.
 
-`common.cuh` and `barriers.cuh` of the templates, which hold all PTX, are replaced by those of this folder. Whatever a
-kernel does wrong ends a process of its own, with a message, never the tests.
+`common.cuh`, `barriers.cuh` and `tf32.cuh` of the templates, which hold all PTX, are replaced by those of this folder.
+Whatever a kernel does wrong ends a process of its own, with a message, never the tests.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from atoffer_rl.workload import Workload
 
 COMPILER = "g++"
 FOLDER = Path(__file__).parent
-REPLACED = ("common.cuh", "barriers.cuh")
+REPLACED = ("common.cuh", "barriers.cuh", "tf32.cuh")
 FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-w")
 CHECKS = ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all")
 """Vectors in memory that are misaligned, and registers that an array does not have."""

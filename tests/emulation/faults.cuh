@@ -3,6 +3,7 @@
 
 #include "barriers.cuh"
 #include "common.cuh"
+#include "tf32.cuh"
 
 namespace atoffer {
 
@@ -24,6 +25,17 @@ __device__ inline void multiply(char* memory, const __half* a, const __half* b, 
     float sum[4] = {};
     multiply_add<__half>(sum, left, right[0], right[1]);
     for (int i = 0; i < 4; ++i) product[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sum[i];
+}
+
+// product (16 x 8, float32) = a (columns 0 to 7) * b (rows 0 to 7): in TF32.
+__device__ inline void multiply_tf32(const __half* a, const __half* b, float* product) {
+    const int row = threadIdx.x / 4, column = threadIdx.x % 4;
+    unsigned words[4];
+    for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(to_float(a[(row + i % 2 * 8) * 16 + column + i / 2 * 4]));
+    float sum[4] = {};
+    multiply_add_tf32(sum, words, __float_as_uint(to_float(b[column * 8 + row])),
+                      __float_as_uint(to_float(b[(column + 4) * 8 + row])));
+    for (int i = 0; i < 4; ++i) product[(row + i / 2 * 8) * 8 + column * 2 + i % 2] = sum[i];
 }
 
 __device__ inline void misuse(int fault, char* memory, const __half* tensor, float* result) {

@@ -16,6 +16,7 @@ extern "C" __global__ void entry(const __half* a, const __half* b, const int* fa
     extern __shared__ __align__(256) char memory[];
     if (*fault == 0) return atoffer::multiply(memory, a, b, result);
     if (*fault == 100) return atoffer::take_turns(counts, result);
+    if (*fault == 103) return atoffer::multiply_tf32(a, b, result);
     if (*fault == 101) return atoffer::read_early(memory, a, result);
     if (*fault == 102) while (true) ++*const_cast<volatile int*>(counts);
     atoffer::misuse(*fault, memory, a, result);
@@ -24,7 +25,7 @@ extern "C" __global__ void entry(const __half* a, const __half* b, const int* fa
 PROGRAM = KernelProgram(
     entry="entry",
     source=SOURCE,
-    headers=("common.cuh", "barriers.cuh"),
+    headers=("common.cuh", "barriers.cuh", "tf32.cuh"),
     grid=(1, 1, 1),
     block=(32, 1, 1),
     shared_bytes=SHARED_BYTES,
@@ -58,6 +59,12 @@ def launch(emulator):
 def test_a_product_by_way_of_copies_and_matrix_loads(launch):
     tensors = launch(0)
     expected = tensors["a"].astype(np.float32) @ tensors["b"].astype(np.float32)
+    np.testing.assert_array_equal(tensors["result"].reshape(16, 8), expected)
+
+
+def test_a_product_in_tf32(launch):
+    tensors = launch(103)
+    expected = tensors["a"][:, :8].astype(np.float32) @ tensors["b"][:8].astype(np.float32)
     np.testing.assert_array_equal(tensors["result"].reshape(16, 8), expected)
 
 

@@ -103,6 +103,11 @@ def test_partial_results_need_scratch(values, scratch):
     assert program.arguments == ("qkv", *PLAN_NAMES, *SCRATCH_NAMES[: len(scratch)], "context")
 
 
+def test_float32_keeps_partial_results_and_their_weights_with_all_bits():
+    program = TEMPLATE.program(replace(SMALL, dtype="float32"), choice_of(order=Order.SPLIT))
+    assert [size for _, size in program.scratch] == [2 * 2 * 77 * 32 * 4, 2 * 2 * 77 * 8, (2 + 2 * 4) * 4]
+
+
 def test_blocks_that_take_several_items_draw_them():
     program = TEMPLATE.program(Workload(), choice_of(blocks=2))
     assert program.grid == (2 * 132, 1, 1)
@@ -149,6 +154,13 @@ def test_hard_rules(values, reason):
     assert reason in why
 
 
+def test_a_chunk_of_float32_is_shorter():
+    workload = Workload(heads=6, head_dim=128, dtype="float32")
+    values = DEFAULT | {"chunk": 256, "slots": 1, "copy_warps": 4}
+    assert "16-bit offsets" in (TEMPLATE.impossible(workload, Run(2, 5), values, H100) or "")
+    assert "16-bit offsets" not in (TEMPLATE.impossible(workload, Run(2, 5), values | {"chunk": 128}, H100) or "")
+
+
 @pytest.mark.parametrize("order", [Order.SPLIT, Order.TWO_PASSES])
 def test_masks_without_a_near_part_are_not_split(order):
     workload = replace(SMALL, mask="dense")
@@ -160,7 +172,7 @@ def test_masks_without_a_near_part_are_not_split(order):
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"dtype": "float32"}, "float32"), ({"head_dim": 36}, "head_dim"), ({"head_dim": 136}, "head_dim")],
+    [({"head_dim": 36}, "head_dim"), ({"head_dim": 136}, "head_dim")],
 )
 def test_why_not(changes, reason):
     assert reason in (TEMPLATE.why_not(replace(SMALL, **changes), Run(2, 5), H100) or "")
@@ -208,6 +220,9 @@ def test_work_counts_partial_results_twice():
         ),
         (Run(1, 5), "float16", 32, {"chunk": 128, "step": 32, "slots": 3, "blocks": 2, "order": Order.SPLIT}),
         (Run(2, 6), "bfloat16", 40, {"tile_rows": 128, "warps": 8, "slots": 4, "order": Order.TWO_PASSES}),
+        (Run(1, 6), "float32", 64, {"step": 16, "order": Order.SPLIT}),
+        (Run(1, 5), "float32", 128, {"tile_rows": 32, "warps": 2, "chunk": 32, "step": 32}),
+        (Run(2, 6), "float32", 32, {"slots": 4, "order": Order.TWO_PASSES}),
     ],
 )
 def test_compiles(run, dtype, head_dim, values, arch):
@@ -266,6 +281,24 @@ def test_every_order_emulated(assert_emulated, run, order):
     dtype = "float16" if (run.first + run.last + order) % 2 else "bfloat16"
     workload = replace(SMALL, dtype=dtype)
     assert_emulated(workload, possible_choice(workload, run, **LOW, order=order, slots=3))
+
+
+@pytest.mark.parametrize(
+    ("run", "mask", "seq_len", "head_dim", "values"),
+    [
+        (RUNS[0], "strided", 77, 64, {**LOW, "slots": 3}),
+        (RUNS[1], "strided", 130, 128, {**LOW, "order": Order.FIRST_COLUMN, "chunk": 32}),
+        (RUNS[2], "strided", 77, 40, {**LOW, "order": Order.SPLIT, "pieces": 2, "chunk": 32}),
+        (RUNS[3], "strided", 130, 64, {"order": Order.TWO_PASSES, "tile_rows": 128, "warps": 8, "slots": 2}),
+        (RUNS[1], "strided", 77, 32, {**LOW, "order": Order.TWO_PASSES, "slots": 3}),
+        (RUNS[1], "dense", 1, 64, {}),
+        (RUNS[2], "causal", 17, 8, {"tile_rows": 16, "warps": 1, "chunk": 16, "step": 16}),
+        (RUNS[1], "fixed", 130, 64, {"tile_rows": 16, "warps": 3, "step": 16, "pieces": 4, "copy_warps": 4}),
+    ],
+)
+def test_float32_emulated(assert_emulated, run, mask, seq_len, head_dim, values):
+    workload = replace(SMALL, dtype="float32", seq_len=seq_len, head_dim=head_dim, mask=mask)
+    assert_emulated(workload, possible_choice(workload, run, **values))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +385,7 @@ def test_results_depend_on_no_order_of_blocks_and_warps(emulator, ragged_workloa
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("run", RUNS)
 def test_every_order_on_gpu(run, dtype):
     workload = Workload(batch=2, seq_len=200, heads=4, head_dim=64, dtype=dtype)
@@ -370,11 +403,12 @@ def test_every_order_on_gpu(run, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("head_dim", [32, 40, 64, 128])
 @pytest.mark.parametrize("seq_len", [1, 17, 77, 259])
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_on_gpu(mask, seq_len, head_dim):
-    workload = Workload(batch=2, seq_len=seq_len, heads=3, head_dim=head_dim, mask=mask)
+def test_masks_on_gpu(mask, seq_len, head_dim, dtype):
+    workload = Workload(batch=2, seq_len=seq_len, heads=3, head_dim=head_dim, mask=mask, dtype=dtype)
     cases = [(Run(1, 6), {}), (Run(2, 5), LOW), (Run(2, 6), {**LOW, "order": Order.FIRST_COLUMN, "pieces": 2})]
     assert_all_right([(workload, choice_of(run, **values)) for run, values in cases])
 
