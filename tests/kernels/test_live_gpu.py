@@ -1,6 +1,7 @@
 """Live measurement on the GPU: graphs that hold what was launched, plausible latencies, forwards near their sums."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from atoffer_rl.kernels.anchors import DRIFT, STREAM_BYTES, drift
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.store import Store
+from atoffer_rl.tensors import reads_lengths
 from atoffer_rl.trial import ForwardRequest, SegmentRequest
 from atoffer_rl.workload import Workload
 
@@ -88,3 +90,18 @@ def test_a_launch_on_another_stream_is_an_error() -> None:
     timing = time_launches(stream, [partial(copies, stream.ptr, target)])
     assert 0.1 < timing.latency_us < 100
     assert len(timing.samples_us) >= 20
+
+
+def test_padded_sequences_are_timed_on_lengths_that_the_trial_names(measurer: CudaMeasurer) -> None:
+    padded = replace(WORKLOAD, lengths="uniform:shortest=0")
+    scheme = LegalSpace(padded, measurer.device).unfused
+    *segments, forward = measurer.measure(
+        [*(SegmentRequest(padded, choice) for choice in scheme.choices), ForwardRequest(padded, scheme)]
+    )
+    timed = padded.length_spec.typical(padded.batch).tolist()
+    assert forward.ok, forward.reason
+    assert forward.detail["lengths"] == timed
+    for trial in segments:
+        assert trial.ok, trial.reason
+        assert trial.run is not None
+        assert trial.detail.get("lengths") == (timed if reads_lengths(padded, trial.run) else None)
