@@ -101,9 +101,12 @@ def test_lengths_with_a_mask_for_each_sequence_emulated(emulator, varied, name, 
     assert_emulated(emulator, varied, default(name, varied, run))
 
 
-@pytest.mark.parametrize("values", WAYS)
-def test_lengths_gathered_emulated(emulator, values):
-    assert_emulated(emulator, GATHERED, possible_choice(GATHERED, Run(1, 6), **values))
+@pytest.mark.parametrize(
+    ("dtype", "values"), [*(("float16", values) for values in WAYS), ("float32", ORDERS[2]), ("float32", ORDERS[3])]
+)
+def test_lengths_gathered_emulated(emulator, dtype, values):
+    workload = replace(GATHERED, dtype=dtype)
+    assert_emulated(emulator, workload, possible_choice(workload, Run(1, 6), **values))
 
 
 @pytest.mark.parametrize("lengths", ["list:77/77/77", "list:0/0/0", "list:1/64/65"])
@@ -205,7 +208,8 @@ def test_lengths_gathered_on_gpu(run, values, mask):
     workload = Workload(batch=9, seq_len=300, heads=3, mask=mask, lengths="uniform:shortest=0")
     if values.get("order") == 2 and mask in ("dense", "sliding:window=10"):
         values = {"order": 1}
-    assert_all_right([(w, possible_choice(w, run, **values)) for w in (workload, replace(workload, dtype="bfloat16"))])
+    formats = [replace(workload, dtype=dtype) for dtype in ("float16", "bfloat16", "float32")]
+    assert_all_right([(w, possible_choice(w, run, **values)) for w in formats])
 
 
 @pytest.mark.gpu
