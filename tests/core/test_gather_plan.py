@@ -73,7 +73,7 @@ def multiply(plan, mask_number, seq_len):
 
 
 def check_columns(plan, mask_number, keep):
-    """An item gathers a column once, and only if one of its rows keeps it, or a formula gives it; padding comes last."""
+    """An item gathers a column once, if one of its rows keeps it or a formula gives it; padding comes last."""
     gathered = needed = 0
     for item in range(plan.items):
         chunks, *_ = header(plan, mask_number, item)
