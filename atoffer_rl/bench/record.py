@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from math import exp, log
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeAlias
 
+from atoffer_rl.bench.cells import IDENTITY
 from atoffer_rl.errors import LogError
 from atoffer_rl.kernels.machine import current_device, current_machine
 
@@ -64,10 +66,10 @@ class RecordFile:
         try:
             record = json.loads(path.read_text())
             other = [name for name in MACHINE_FIELDS if record[name] != self._machine[name]]
-            rows: list[Row] = list(record["rows"])
+            rows = [_checked_row(row) for row in record["rows"]]
         except OSError as error:
             raise LogError(f"cannot read {path}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise LogError(f"{path} is not a record of this benchmark: name another file") from error
         if other:
             raise LogError(f"{path} was taken with another {' and '.join(other)}: name another file, or remove it")
@@ -96,6 +98,34 @@ class RecordFile:
         if self._path is not None:
             taken = {"taken": _now(), "rows": self.rows} | ({"failed": self._failed} if self._failed else {})
             write_record(self._path, self._machine | taken)
+
+
+def _checked_row(row: Any) -> Row:
+    """A row that an earlier run left, if it can be told from others and tables can show it.
+
+    Raises:
+        ArithmeticError, AttributeError, KeyError, TypeError or ValueError: If not.
+    """
+    hash(tuple(row[name] for name in (*IDENTITY, "ours_source")))
+    cells_table([row])
+    summary_of([row])
+    return dict(row)
+
+
+def check_writable(path: Path) -> None:
+    """Accept a file that a record can be written to; the folder that it lies in is made.
+
+    Raises:
+        LogError: If it cannot be written.
+    """
+    if path.is_dir():
+        raise LogError(f"cannot write {path}: it is a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise LogError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:

@@ -9,13 +9,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from atoffer_rl.bench.cells import CONTEXT_BYTES, Cell
 from atoffer_rl.kernels.child import Child, End, Job, JobMaker, Outcome
-
-if TYPE_CHECKING:
-    pass
 
 PREPARE_SECONDS = 400.0
 TIME_SECONDS = 60.0

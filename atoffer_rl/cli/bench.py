@@ -35,7 +35,9 @@ StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are ke
 def mha(
     *,
     workload: Workload,
-    grid: Annotated[str, typer.Option(help=f"Cells to run instead of the one workload: {', '.join(GRIDS)}.")] = "",
+    grid: Annotated[
+        str | None, typer.Option(help=f"Cells to run instead of the one workload: {', '.join(GRIDS)}.")
+    ] = None,
     replays: ReplaysOption = 30,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cells prepared side by side; as many as there are CPUs by default.")
@@ -52,9 +54,9 @@ def mha(
     from atoffer_rl.kernels.compile_pool import usable_cpus
 
     _check_lengths(workload)
-    if grid and grid not in GRIDS:
+    if grid is not None and grid not in GRIDS:
         raise AtofferError(f"unknown grid {grid!r}: use one of {', '.join(GRIDS)}")
-    bench = MhaRun(grid_workloads(grid, workload) if grid else [workload], json, print_line)
+    bench = MhaRun([workload] if grid is None else grid_workloads(grid, workload), json, print_line)
     try:
         _run_cells(bench, replays, jobs or usable_cpus(), store)
     finally:
@@ -110,9 +112,12 @@ def encoder(
 
     Example: atoffer bench encoder --batch 16 --seq-len 256 --mask strided --json encoder.json
     """
+    from atoffer_rl.bench.record import check_writable, record_of, table_of, write_record
     from atoffer_rl.kernels.measurers.open import open_measurer
 
     _check_lengths(workload)
+    if json is not None:
+        check_writable(json)
     measurer, line = open_measurer("cuda", workload, store)
     print_line(line)
     try:
@@ -123,7 +128,6 @@ def encoder(
     finally:
         measurer.close()
     from atoffer_rl.bench.encoder import bench_encoder
-    from atoffer_rl.bench.record import record_of, table_of, write_record
 
     row = bench_encoder(workload, chosen, replays)
     _report(row)

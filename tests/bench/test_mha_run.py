@@ -106,7 +106,8 @@ def test_what_other_kernels_gave_is_taken_again(bench, tmp_path, monkeypatch):
 
 def test_rows_of_other_cells_stay(bench, tmp_path):
     path = tmp_path / "record.json"
-    other = identity_of(Workload(batch=9)) | {"ours_us": 1.0}
+    measured = {"ours_us": 1.0, "peers": {}, "speedup": None, "bytes_floor_us": 1.0}
+    other = identity_of(Workload(batch=9)) | {"ours_source": ""} | measured
     path.write_text(json.dumps(MACHINE | {"taken": "", "rows": [other]}))
     assert [row["batch"] for row in bench(path).rows] == [1, 2]
     assert other in json.loads(path.read_text())["rows"]

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from atoffer_rl.bench.record import RecordFile, cells_table, geometric_mean, speedup_table, summary_of, table_of
+from atoffer_rl.bench.record import (
+    RecordFile,
+    cells_table,
+    check_writable,
+    geometric_mean,
+    speedup_table,
+    summary_of,
+    table_of,
+)
 from atoffer_rl.errors import LogError
 
 MACHINE = {"device": "GPU", "uuid": "GPU-1", "driver": "1", "versions": {"torch": "2"}, "floor_gb_s": 3000.0}
@@ -22,6 +30,7 @@ def row(mask="strided:stride=8", batch=1, seq_len=64, speedup=2.0, heads=12):
         "heads": heads,
         "head_dim": 64,
         "dtype": "float16",
+        "ours_source": "0123",
         "ours_us": 2.0,
         "peers": peers,
         "peer_errors": {"c": "refused"},
@@ -71,6 +80,60 @@ def test_what_is_no_record_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(LogError, match="not a record"):
         kept(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"mask": []},
+        {"mask": 1},
+        {"dtype": {}},
+        {"ours_us": "fast"},
+        {"peers": [1.0]},
+        {"peers": {"a": None}},
+        {"speedup": 0},
+        {"bytes_floor_us": 0},
+    ],
+)
+def test_a_damaged_row_is_refused_and_kept(tmp_path, damage):
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(MACHINE | {"rows": [row() | damage]}))
+    before = path.read_text()
+    with pytest.raises(LogError, match="not a record"):
+        kept(path)
+    assert path.read_text() == before
+
+
+def test_an_encoders_record_is_refused_and_kept(tmp_path):
+    path = tmp_path / "record.json"
+    encoders = {name: value for name, value in row().items() if name != "ours_source"} | {"ours_scheme": {}}
+    path.write_text(json.dumps(MACHINE | {"rows": [encoders]}))
+    with pytest.raises(LogError, match="not a record of this benchmark"):
+        kept(path)
+    assert json.loads(path.read_text())["rows"] == [encoders]
+
+
+@pytest.mark.parametrize("rows", [1, {"a": 1}, [1], [[]], [{}], [None]])
+def test_what_are_no_rows_is_refused(tmp_path, rows):
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(MACHINE | {"rows": rows}))
+    with pytest.raises(LogError, match="not a record"):
+        kept(path)
+
+
+@pytest.mark.parametrize("name", ["", "file/record.json"])
+def test_what_cannot_be_written_is_told_before_anything_runs(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match="cannot write"):
+        check_writable(tmp_path / name)
+
+
+def test_checking_leaves_what_is_there(tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text("before")
+    check_writable(path)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_without_a_file_rows_are_kept_in_memory():

@@ -5,8 +5,9 @@ import pytest
 from atoffer_rl.kernels.machine import what_is_missing
 
 
-def test_an_unknown_grid_is_named(atoffer):
-    outcome = atoffer("bench", "mha", "--grid", "nothing")
+@pytest.mark.parametrize("grid", ["nothing", ""])
+def test_an_unknown_grid_is_named(atoffer, grid):
+    outcome = atoffer("bench", "mha", "--grid", grid)
     assert outcome.status == 1
     assert "paper, long, masks, fp32, heads, small" in outcome.err
 
@@ -16,6 +17,12 @@ def test_lengths_are_refused(atoffer, command):
     outcome = atoffer("bench", command, "--lengths", "uniform")
     assert outcome.status == 1
     assert "peers take no sequence lengths" in outcome.err
+
+
+def test_an_encoder_record_that_cannot_be_written_is_told_at_once(atoffer, tmp_path):
+    outcome = atoffer("bench", "encoder", "--json", tmp_path)
+    assert outcome.status == 1
+    assert "it is a folder" in outcome.err
 
 
 @pytest.mark.skipif(not what_is_missing(), reason="a GPU is here")
