@@ -31,6 +31,7 @@ def valid_share(workload: Workload) -> float:
     return workload.length_spec.mean(np.arange(workload.seq_len + 1)) / workload.seq_len
 
 
+@lru_cache(maxsize=64)
 def kept_pairs(workload: Workload) -> int:
     """(query, key) pairs that the mask keeps within the sequences' lengths, over all heads, on average."""
     w = workload

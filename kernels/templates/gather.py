@@ -23,7 +23,7 @@ from atoffer_rl.row_order import FRAGMENT_ROWS, Order, splits
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors, run_inputs
-from atoffer_rl.workload import Workload
+from atoffer_rl.workload import MAX_INDEX, Workload
 
 MOST_CHANNELS = 128
 VECTOR_CHANNELS = 8
@@ -90,6 +90,7 @@ class GatherTemplate:
         return (
             _bad_tiling(values)
             or _bad_chunk(workload, values)
+            or _too_few_registers(workload, values)
             or _bad_plan(workload, values)
             or _too_large(workload, values, device)
         )
@@ -153,12 +154,11 @@ class GatherTemplate:
         repeats = w.batch // len(plan.headers)
         row_bytes = w.width * w.element.itemsize
         tensors = layer_tensors(w)
-        plan_bytes = sum(array.nbytes for array in _plan_arrays(w, dict(choice.parameters)).values())
         rows_read = round((np.count_nonzero(plan.rows >= 0) + 2 * plan.gathered) * valid_share(w))
         weight_bytes = sum(tensors[name].size_bytes for name in run_weights(choice.run))
         partial_bytes = sum(size_bytes for _, size_bytes in _scratch(w, dict(choice.parameters), plan))
         return Work(
-            bytes_read=rows_read * row_bytes * repeats + weight_bytes + plan_bytes + partial_bytes,
+            bytes_read=rows_read * row_bytes * repeats + weight_bytes + plan_bytes(w, plan) + partial_bytes,
             bytes_written=sum(tensors[name].size_bytes for name in run_results(choice.run)) + partial_bytes,
             flops=round(4 * plan.products * w.width * repeats * _pair_share(w)),
         )
@@ -198,6 +198,12 @@ def _bad_chunk(workload: Workload, values: Mapping[str, int]) -> str | None:
     return None
 
 
+def _too_few_registers(workload: Workload, values: Mapping[str, int]) -> str | None:
+    kept = kept_values(workload, values)
+    most = min(MOST_REGISTERS, REGISTERS // (values["blocks"] * _threads(values))) - OTHER_REGISTERS
+    return f"a thread would keep {kept} values across a chunk, its registers hold {most}" if kept > most else None
+
+
 def _bad_plan(workload: Workload, values: Mapping[str, int]) -> str | None:
     if values["order"] not in list(Order):
         return f"order must be one of {', '.join(str(int(order)) for order in Order)}"
@@ -220,14 +226,15 @@ def _splits(mask: Mask, seq_len: int) -> bool:
 
 
 def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
-    needed, kept = shared_bytes(workload, values, _plan(workload, values)), kept_values(workload, values)
+    plan = _plan(workload, values)
+    needed = shared_bytes(workload, values, plan)
     if needed > device.shared_bytes_per_block:
         return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
     if values["blocks"] * (needed + BLOCK_SHARED_BYTES) > device.shared_bytes_per_block + BLOCK_SHARED_BYTES:
         return f"{values['blocks']} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
-    most = min(MOST_REGISTERS, REGISTERS // (values["blocks"] * _threads(values))) - OTHER_REGISTERS
-    if kept > most:
-        return f"a thread would keep {kept} values across a chunk, its registers hold {most}"
+    partial_sums = plan.slots * workload.rows * workload.heads * channels(workload)
+    if partial_sums > MAX_INDEX:
+        return f"partial results would have {partial_sums:,} elements, and 31 bits index {MAX_INDEX + 1:,} at most"
     return None
 
 
@@ -298,6 +305,13 @@ def _plan_arrays(workload: Workload, values: Mapping[str, int]) -> dict[str, Pla
     plan = _plan(workload, values)
     arrays = plan.headers, plan.rows, plan.orders, plan.columns, _steps(plan, _row_bytes(workload))
     return dict(zip(PLAN_NAMES, arrays, strict=True)) | ({LIMITS: _limits(plan)} if workload.padded else {})
+
+
+def plan_bytes(workload: Workload, plan: GatherPlan) -> int:
+    """Of what `_plan_arrays` gives, where a place takes two bytes."""
+    as_planned = (plan.headers, plan.rows, plan.orders, plan.columns, plan.words)
+    limits = plan.headers[..., 0].size * (1 + plan.chunks) * 4 if workload.padded else 0
+    return sum(array.nbytes for array in as_planned) + 2 * plan.places.size + limits
 
 
 def _limits(plan: GatherPlan) -> NDArray[np.int32]:

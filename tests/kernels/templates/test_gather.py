@@ -9,10 +9,11 @@ import pytest
 
 from atoffer_rl.device import H100
 from atoffer_rl.errors import CompileError
+from atoffer_rl.gather_plan import gather_plan
 from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.template import Geometry
 from atoffer_rl.kernels.templates import gather
-from atoffer_rl.kernels.templates.gather import PLAN_NAMES, SCRATCH_NAMES, TEMPLATE
+from atoffer_rl.kernels.templates.gather import PLAN_NAMES, SCRATCH_NAMES, TEMPLATE, plan_bytes
 from atoffer_rl.row_order import Order
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -143,8 +144,8 @@ def test_launch_covers_every_item():
         ({"order": 4}, "order must be one of 0, 1, 2, 3"),
         ({"order": Order.TWO_PASSES, "pieces": 2}, "two passes need"),
         ({"order": Order.TWO_PASSES, "chunk": 32, "step": 32, "warps": 4, "slots": 1}, "chunks in shared memory"),
-        ({"chunk": 256, "slots": 4}, "bytes of shared memory are needed"),
-        ({"blocks": 3, "slots": 3}, "3 blocks of"),
+        ({"chunk": 256, "slots": 4, "copy_warps": 4}, "bytes of shared memory are needed"),
+        ({"tile_rows": 32, "warps": 2, "blocks": 3, "slots": 3}, "3 blocks of"),
         ({"tile_rows": 128, "warps": 16, "chunk": 128, "blocks": 1, "slots": 1}, "registers hold"),
     ],
 )
@@ -152,6 +153,23 @@ def test_hard_rules(values, reason):
     why = TEMPLATE.impossible(Workload(heads=6, head_dim=128), Run(2, 5), DEFAULT | values, H100)
     assert why is not None
     assert reason in why
+
+
+def test_partial_results_that_31_bits_do_not_index_are_refused():
+    large = Workload(batch=3000, heads=96, head_dim=8, ffn_dim=768)
+    values = DEFAULT | {"order": Order.SPLIT}
+    assert "31 bits index" in (TEMPLATE.impossible(large, Run(2, 5), values, H100) or "")
+    assert TEMPLATE.impossible(replace(large, batch=2000), Run(2, 5), values, H100) is None
+
+
+@pytest.mark.parametrize("lengths", ["full", "uniform"])
+@pytest.mark.parametrize("order", Order)
+def test_work_counts_the_bytes_of_the_plan(order, lengths):
+    workload = replace(SMALL, lengths=lengths)
+    choice = possible_choice(workload, **LOW, order=order)
+    plan = gather_plan(workload.mask_spec, workload.seq_len, LOW["tile_rows"], DEFAULT["chunk"], order, 1)
+    arrays = TEMPLATE.program(workload, choice).plan().values()
+    assert plan_bytes(workload, plan) == sum(array.nbytes for array in arrays)
 
 
 def test_a_chunk_of_float32_is_shorter():
