@@ -17,7 +17,14 @@ from atoffer_rl import __version__
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import ExportError
 from atoffer_rl.kernels.cubin_cache import CubinCache
-from atoffer_rl.kernels.export.payload.runtime import BEST, FORMAT, MANIFEST, SAFE, VERIFIED
+from atoffer_rl.kernels.export.payload.runtime import (
+    BEST,
+    FORMAT,
+    MANIFEST,
+    SAFE,
+    VERIFIED,
+    manifest_checksum,
+)
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.registry import template_named
@@ -155,6 +162,7 @@ class _Writer:
             "measured": self._measured(),
             "files": self._checksums(),
         }
+        manifest["checksum"] = manifest_checksum(manifest)
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
     def _lengths(self) -> dict[str, list[int]] | None:

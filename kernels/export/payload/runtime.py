@@ -318,7 +318,7 @@ def _load_plan(path: Path) -> Any:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of `folder`, after its own form and every file's checksum were proved.
+    """The manifest of `folder`, after its own and every file's checksum were proved.
 
     Raises:
         ExportError: Naming the first file that is missing or altered.
@@ -327,16 +327,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
             raise ExportError(f"{folder / MANIFEST} has format {manifest['format']}; this runtime reads {FORMAT}")
-        files = dict(manifest["files"])
-        for field in ("workload", "tensors", "weights", "lengths", "archs", "plan", "scratch_bytes", "schemes"):
-            manifest[field]
+        files, whole = dict(manifest["files"]), manifest["checksum"] == manifest_checksum(manifest)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{folder / MANIFEST} is missing or damaged: export again") from error
+    if not whole:
+        raise ExportError(f"{folder / MANIFEST} is altered: export again")
     for name, checksum in files.items():
         path = folder / name
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != checksum:
             raise ExportError(f"{path} is missing or altered: export again")
     return manifest
+
+
+def manifest_checksum(manifest: Mapping[str, Any]) -> str:
+    """Of all that a manifest says, but for the checksum in it."""
+    said = {name: value for name, value in manifest.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def settled_scheme(folder: Path) -> str:

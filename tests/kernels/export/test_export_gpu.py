@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from atoffer_rl.kernels.export.payload.runtime import manifest_checksum
 from atoffer_rl.kernels.export.writer import Export, write_export
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.registry import template_choices
@@ -115,7 +116,8 @@ def test_a_wrong_best_scheme_falls_back_to_the_safe_one(tmp_path: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     last = manifest["schemes"]["best"]["segments"][-1]
     last["arguments"] = [{"gamma_2": "beta_2", "beta_2": "gamma_2"}.get(name, name) for name in last["arguments"]]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    sealed = manifest | {"checksum": manifest_checksum(manifest)}
+    (folder / "manifest.json").write_text(json.dumps(sealed))
     record = verified(folder)
     assert record["scheme"] == "safe"
     assert record["usable"]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -174,11 +175,26 @@ def test_runtime_reads_what_is_whole_and_names_what_is_not(folder: Path, tmp_pat
     with pytest.raises(runtime.ExportError, match=victim.name):
         runtime.read_manifest(copy)
     whole = json.loads((copy / "manifest.json").read_text())
-    lacking = {name: value for name, value in whole.items() if name != "schemes"} | {"files": {}}
-    for content in ("{", "[]", "[" * 100_000, "{}", json.dumps(lacking), json.dumps(whole | {"files": 3})):
+    unsealed = {name: value for name, value in whole.items() if name != "checksum"}
+    for content in ("{", "[]", "[" * 100_000, "{}", json.dumps(unsealed), json.dumps(whole | {"files": 3})):
         (copy / "manifest.json").write_text(content)
         with pytest.raises(runtime.ExportError, match="damaged"):
             runtime.read_manifest(copy)
+
+
+def test_whatever_is_altered_in_a_manifest_is_noticed(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    whole = json.loads((copy / "manifest.json").read_text())
+    for name in whole.keys() - {"format", "files", "checksum"}:
+        lacking = {field: value for field, value in whole.items() if field != name}
+        for altered in (lacking, whole | {name: 5}):
+            (copy / "manifest.json").write_text(json.dumps(altered))
+            with pytest.raises(runtime.ExportError, match="altered"):
+                runtime.read_manifest(copy)
+    whole["schemes"]["best"]["segments"][0]["grid"] = [1, 1, 1]
+    (copy / "manifest.json").write_text(json.dumps(whole))
+    with pytest.raises(runtime.ExportError, match="altered"):
+        runtime.read_manifest(copy)
 
 
 def test_scheme_settled_by_verify_is_used(tmp_path: Path) -> None:
