@@ -5,17 +5,8 @@ import pytest
 
 from atoffer_rl.mask_plan import bit_plan, row_plan, tile_plan
 from atoffer_rl.masks import parse_mask
+from tests.core.row_masks import NAMED
 
-MASKS = [
-    "dense",
-    "causal",
-    "strided",
-    "fixed:block=5",
-    "sliding:window=0",
-    "sliding:window=6",
-    "longformer:window=4,global=2",
-    "bigbird:window=2,global=1,random=1,block=4",
-]
 SEQ_LENS = [1, 7, 31, 32, 33, 67]
 
 
@@ -85,7 +76,7 @@ def check_tiles(mask, seq_len, tile_rows, chunk):
 
 
 @pytest.mark.parametrize("seq_len", SEQ_LENS)
-@pytest.mark.parametrize("text", MASKS)
+@pytest.mark.parametrize("text", NAMED)
 def test_named_masks(text, seq_len):
     mask = parse_mask(text, seq_len)
     check_rows(mask, seq_len)

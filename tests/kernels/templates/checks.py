@@ -4,6 +4,8 @@ import atexit
 from functools import cache
 from multiprocessing.connection import wait
 
+import numpy as np
+
 
 @cache
 def compilers():
@@ -47,3 +49,37 @@ def assert_all_right(pairs):
     compile_ahead(pairs)
     for workload, choice in pairs:
         assert_right(workload, choice)
+
+
+def assert_rendered_alike(workload, choice):
+    """`choice` is rendered to the same program and plan each time, with one entry point."""
+    from atoffer_rl.kernels.registry import template_named
+
+    first, second = (template_named(choice.template).program(workload, choice) for _ in range(2))
+    assert first == second
+    assert first.source.count('extern "C"') == 1
+    assert first.entry in first.source
+    for name, array in first.plan().items():
+        np.testing.assert_array_equal(array, second.plan()[name])
+
+
+def assert_unkept_columns_stay_out(workload, choice):
+    """`choice` of [2,6] in float16, on the GPU at hand: NaN in columns that no row keeps changes nothing.
+
+    Rows that keep nothing give zeros.
+    """
+    import torch
+
+    from atoffer_rl.kernels.launch import load_choice
+
+    w, keep = workload, torch.from_numpy(workload.mask_spec.keep(workload.seq_len).copy()).cuda()
+    qkv = torch.randn(w.batch, w.seq_len, 3, w.heads, w.head_dim, dtype=torch.float16, device="cuda")
+    clean, poisoned = (torch.full((w.batch, w.seq_len, w.width), torch.nan, device="cuda").half() for _ in range(2))
+    launchable, stream = load_choice(w, choice), torch.cuda.current_stream().cuda_stream
+    launchable.launch({"qkv": qkv.data_ptr(), "merged": clean.data_ptr()}, stream)
+    spoiled = qkv.clone()
+    spoiled[:, :, 1:][~keep.any(dim=1)] = torch.nan
+    launchable.launch({"qkv": spoiled.data_ptr(), "merged": poisoned.data_ptr()}, stream)
+    assert not clean.isnan().any()
+    assert torch.equal(clean, poisoned)
+    assert not clean[~keep.any(dim=2)].any()

@@ -18,7 +18,12 @@ from atoffer_rl.row_order import Order
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
-from tests.kernels.templates.checks import assert_all_right, assert_right
+from tests.kernels.templates.checks import (
+    assert_all_right,
+    assert_rendered_alike,
+    assert_right,
+    assert_unkept_columns_stay_out,
+)
 
 RUNS = [Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)]
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a"]
@@ -76,12 +81,7 @@ def ragged_workload(tmp_path):
 
 @pytest.mark.parametrize("run", RUNS)
 def test_rendering_is_deterministic(run):
-    first, second = (TEMPLATE.program(Workload(), choice_of(run)) for _ in range(2))
-    assert first == second
-    assert first.source.count('extern "C"') == 1
-    assert first.entry in first.source
-    for name, array in first.plan().items():
-        np.testing.assert_array_equal(array, second.plan()[name])
+    assert_rendered_alike(Workload(), choice_of(run))
 
 
 def test_arguments_follow_the_run():
@@ -449,18 +449,4 @@ def test_a_mask_for_each_sequence_on_gpu(ragged_workload, run, values):
 @pytest.mark.gpu
 @pytest.mark.parametrize("values", [*ORDERS, PIECES])
 def test_columns_that_no_row_keeps_never_reach_the_result_on_gpu(ragged_workload, values):
-    import torch
-
-    from atoffer_rl.kernels.launch import load_choice
-
-    w, keep = ragged_workload, torch.from_numpy(ragged_workload.mask_spec.keep(77).copy()).cuda()
-    qkv = torch.randn(w.batch, w.seq_len, 3, w.heads, w.head_dim, dtype=torch.float16, device="cuda")
-    clean, poisoned = (torch.full((w.batch, w.seq_len, w.width), torch.nan, device="cuda").half() for _ in range(2))
-    launchable, stream = load_choice(w, choice_of(Run(2, 6), **values)), torch.cuda.current_stream().cuda_stream
-    launchable.launch({"qkv": qkv.data_ptr(), "merged": clean.data_ptr()}, stream)
-    spoiled = qkv.clone()
-    spoiled[:, :, 1:][~keep.any(dim=1)] = torch.nan
-    launchable.launch({"qkv": spoiled.data_ptr(), "merged": poisoned.data_ptr()}, stream)
-    assert not clean.isnan().any()
-    assert torch.equal(clean, poisoned)
-    assert not clean[~keep.any(dim=2)].any()
+    assert_unkept_columns_stay_out(ragged_workload, choice_of(Run(2, 6), **values))
