@@ -1,4 +1,4 @@
-"""Tile attention: a row tile's gathered columns on tensor cores, from `qkv` or `qkv_raw` to `context` or `merged`."""
+"""Gathering attention: a plan's items on tensor cores, from `qkv` or `qkv_raw` to `context` or `merged`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -71,7 +71,7 @@ SPLIT_REGISTERS = 12
 
 
 class GatherTemplate:
-    """One block for each (row tile, head, batch); see gather.cuh for the data flow."""
+    """Blocks take items of each head and sequence until none is left; see gather.cuh for the data flow."""
 
     name = "gather"
     runs = frozenset({Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)})
