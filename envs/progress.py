@@ -18,7 +18,7 @@ from atoffer_rl.envs.features import (
     layer_floor_us,
     static_features,
 )
-from atoffer_rl.envs.observation import Vector
+from atoffer_rl.envs.observation import OBSERVATION_HIGH, OBSERVATION_LOW, Vector
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.trial import Trial
 
@@ -32,6 +32,7 @@ RELATED_FIELDS = slice(OPTION_COLUMN["known_gain"], len(OPTION_COLUMN))
 """Fields that every measurement may change."""
 RELATED_LOW, RELATED_HIGH = OPTION_LOW[RELATED_FIELDS, None], OPTION_HIGH[RELATED_FIELDS, None]
 KNOWLEDGE = slice(GLOBAL_COLUMN["best_known"], len(GLOBAL_COLUMN))
+KNOWLEDGE_LOW, KNOWLEDGE_HIGH = OBSERVATION_LOW[KNOWLEDGE], OBSERVATION_HIGH[KNOWLEDGE]
 FAR = 20.0
 """Added to the ln (us) of choices that are not open, so that they are no minimum."""
 UNKNOWN_GAIN, UNKNOWN_GAP = -1.0, 1.0
@@ -86,16 +87,14 @@ class Progress:
             self._take_in(trial)
         self.version = len(trials)
         self._predict()
-        self.knowledge = np.array(
-            [
-                log(self.ledger.graph.best_us / self.ledger.unfused_us),
-                self._unfused_over_floor,
-                self.version / len(self.tree.choices),
-                log2(1 + self.version) / 16,
-                self._failures / self.version,
-            ],
-            np.float32,
-        )
+        knowledge = [
+            log(self.ledger.graph.best_us / self.ledger.unfused_us),
+            self._unfused_over_floor,
+            self.version / len(self.tree.choices),
+            log2(1 + self.version) / 16,
+            self._failures / self.version,
+        ]
+        self.knowledge = np.clip(np.array(knowledge, np.float32), KNOWLEDGE_LOW, KNOWLEDGE_HIGH)
 
     def _take_in(self, trial: Trial) -> None:
         assert trial.choice is not None

@@ -12,9 +12,13 @@ from atoffer_rl.envs.observation import GLOBAL_TABLE, OPTION_TABLE, named, split
 from atoffer_rl.errors import AtofferError, WorkloadError
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.kernels.registry import all_templates
+from atoffer_rl.workload import Workload
 from tests.envs.conftest import OTHER, WORKLOAD
 from tests.envs.walks import random_pick, walk
+from tests.large_scores import LARGE_SCORES
+from tests.synthetic import synthetic_table
 
 ENVIRONMENT = "atoffer/FusionScheme-v0"
 
@@ -71,6 +75,22 @@ def test_a_random_legal_walk_builds_a_legal_scheme(env):
             built += 1
             LegalSpace(WORKLOAD).check(episode.infos[-1]["scheme"])
     assert built > 5
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload(batch=1, seq_len=1, heads=1, head_dim=8, ffn_dim=8),
+        Workload(batch=2, seq_len=64, lengths="uniform:shortest=0,longest=0"),
+        LARGE_SCORES,
+    ],
+    ids=["tiny", "without tokens", "large scores"],
+)
+def test_observations_of_extreme_workloads_stay_in_range(workload):
+    env = gymnasium.make(ENVIRONMENT, workload=workload, measurer=ReplayMeasurer(synthetic_table(workload)))
+    for seed in range(3):
+        episode = walk(env, random_pick(seed), seed=seed)
+        assert all(env.observation_space.contains(item) for item in episode.observations)
 
 
 def test_the_return_is_minus_the_normalised_latency(open_ledger):
