@@ -6,8 +6,8 @@ A mask's parts (`row_order`) are cut into items, one for each block of a head:
     fragment  16 of its rows; of each chunk it multiplies only the columns that its own rows keep
     pass      all rows of an item in fragments, once; two of them where the tile's far part has other fragments
 
-An item is final or partial. A partial item leaves its result in a slot of its rows; the final item of a row merges the
-slots. Items are partial if they belong to a far part, or if a tile's columns were too many for one block.
+An item is final or partial. A partial item leaves its result on a shelf of its rows; the final item of a row merges the
+shelves. Items are partial if they belong to a far part, or if a tile's columns were too many for one block.
 """
 
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ class GatherPlan:
 
     Attributes:
         headers: (masks, items, 8) int32: the item's chunks; how many of them, the last, the second pass takes; its
-            slot, or `FINAL`; the slots that it merges; the items of the mask that merge any; nothing.
+            shelf, or `FINAL`; the shelves that it merges; the items of the mask that merge any; nothing.
         rows: (masks, items, tile_rows) int32 row numbers; `NO_ROW` is none.
         orders: (masks, items, passes, tile_rows) int32: a pass's fragments, as places in `rows`.
         columns: (masks, items, chunks, chunk) int32; `PADDING` is no column.
@@ -72,7 +72,7 @@ class GatherPlan:
         words: (masks, items, chunks, passes, fragments, blocks, 32) uint32: which of them its rows keep; see
             `lane_words`.
         partial_items: Items of each mask that are partial; they come first.
-        slots: Partial results that a row has at most.
+        shelves: Partial results that a row has at most.
         formula: How rows and columns follow from an item's number, if they do.
     """
 
@@ -83,7 +83,7 @@ class GatherPlan:
     places: Places
     words: Words
     partial_items: int
-    slots: int
+    shelves: int
     formula: ColumnFormula | None = None
 
     @property
@@ -131,7 +131,7 @@ class _Item:
     orders: Int32
     columns: Int32
     pairs: Keep
-    slot: int = FINAL
+    shelf: int = FINAL
     merges: int = 0
     near: int = 0
 
@@ -172,22 +172,22 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
         formula = _formula(per_mask[0], seq_len)
         per_mask = [_computed_items(per_mask[0], formula, seq_len)] if formula else per_mask
     everything = [item for items in per_mask for item in items]
-    partial = max(sum(item.slot != FINAL for item in items) for items in per_mask)
-    final = max(sum(item.slot == FINAL for item in items) for items in per_mask)
+    partial = max(sum(item.shelf != FINAL for item in items) for items in per_mask)
+    final = max(sum(item.shelf == FINAL for item in items) for items in per_mask)
     widest = max(int(item.needed(chunk).sum(axis=-1).max()) for item in everything)
     plan = GatherPlan(
         *_empty_arrays(
             (len(per_mask), partial + final), everything, tile_rows, chunk, max(1, -(-widest // BLOCK_COLUMNS))
         ),
         partial_items=partial,
-        slots=max(item.merges for item in everything),
+        shelves=max(item.merges for item in everything),
         formula=formula,
     )
     plan.headers[:, partial:, 2] = FINAL
     for mask_number, items in enumerate(per_mask):
         places = iter(range(partial)), iter(range(partial, partial + final))
         for item in items:
-            _write_item(plan, (mask_number, next(places[item.slot == FINAL])), item)
+            _write_item(plan, (mask_number, next(places[item.shelf == FINAL])), item)
         plan.headers[mask_number, :, 4] = sum(item.merges > 0 for item in items)
     return plan
 
@@ -210,7 +210,7 @@ def _empty_arrays(
 def _write_item(plan: GatherPlan, place: tuple[int, int], item: _Item) -> None:
     chunk = plan.columns.shape[-1]
     chunks = item.chunks(chunk)
-    plan.headers[place][:4] = chunks, item.kept(chunk), item.slot, item.merges
+    plan.headers[place][:4] = chunks, item.kept(chunk), item.shelf, item.merges
     plan.rows[place] = item.rows
     plan.orders[place] = item.orders
     plan.columns[place].reshape(-1)[: len(item.columns)] = item.columns
@@ -259,9 +259,9 @@ def _items_of(parts: tuple[Part, ...], tile_rows: int, chunk: int, order: Order,
     else:
         tiles = [_tile(parts[-1], first, tile_rows) for first in starts]
         limit = chunk * max(1, -(-max(tile.chunks(chunk) for tile in tiles) // pieces))
-        items = [piece for tile in tiles for piece in _pieces(tile, limit, first_slot=len(parts) - 1)]
+        items = [piece for tile in tiles for piece in _pieces(tile, limit, first_shelf=len(parts) - 1)]
         for part in parts[:-1]:
-            items += [replace(_tile(part, first, tile_rows), slot=0) for first in range(0, len(part.rows), tile_rows)]
+            items += [replace(_tile(part, first, tile_rows), shelf=0) for first in range(0, len(part.rows), tile_rows)]
     return sorted(items, key=lambda item: -len(item.columns))
 
 
@@ -341,12 +341,12 @@ def _two_pass_item(far: Keep, near: Keep, first: int, tile_rows: int) -> _Item:
     return _Item(rows, orders, columns, pairs, near=int(in_near.sum()))
 
 
-def _pieces(tile: _Item, limit: int, first_slot: int) -> list[_Item]:
+def _pieces(tile: _Item, limit: int, first_shelf: int) -> list[_Item]:
     """A tile cut into items of at most `limit` columns, the last of them final."""
     last = max(1, -(-len(tile.columns) // limit)) - 1
     cuts = [slice(piece * limit, (piece + 1) * limit) for piece in range(last + 1)]
-    places = [(first_slot + piece, 0) for piece in range(last)] + [(FINAL, first_slot + last)]
+    places = [(first_shelf + piece, 0) for piece in range(last)] + [(FINAL, first_shelf + last)]
     return [
-        replace(tile, columns=tile.columns[cut], pairs=tile.pairs[..., cut], slot=slot, merges=merges)
-        for cut, (slot, merges) in zip(cuts, places, strict=True)
+        replace(tile, columns=tile.columns[cut], pairs=tile.pairs[..., cut], shelf=shelf, merges=merges)
+        for cut, (shelf, merges) in zip(cuts, places, strict=True)
     ]

@@ -10,7 +10,7 @@
 //                                                kSlots chunks:                       | mma
 //   columns of a chunk  -- 16-byte cp.async -->  | K (chunk x W) |  -- ldmatrix ----> scores (16 x step, float32)
 //    3 | 17 | 40 | -1      gathered              | V (chunk x W) |  -+ gathered       | mask bits, maximum, exp2
-//   (-1: zeros, nothing read)                    | places, bits  |   |                P (16 x step, registers)
+//   (-1: nothing is read or written)             | places, bits  |   |                P (16 x step, registers)
 //                                                                    +- (.trans) ---> | mma
 //                                                                                     sum (16 x W, float32) -> result
 //
@@ -21,9 +21,10 @@
 // Multiplying warps split an item's fragments; where there are more warps than fragments, they take turns at the steps
 // of a chunk, and their maxima, totals and sums meet in shared memory at the end.
 //
-// A partial item leaves its rows' sums and log-sum-exp in scratch, in the slot that the plan names, and counts itself
-// done. A final item that merges slots waits for all partial items of its head. Those have smaller numbers, were begun
-// earlier and wait for nobody, so the wait ends. The last warp that waited sets the counts back for the next launch.
+// A partial item leaves its rows' sums and log-sum-exp in scratch, on the shelf that the plan names, and counts itself
+// done. A final item that merges shelves waits for all partial items of its head. Those have smaller numbers, were begun
+// earlier and wait for nobody, so the wait ends: numbers are drawn in order, and where each block has just one, blocks
+// begin in the order of theirs. The last warp that waited sets the counts back for the next launch.
 //
 // Two passes. A mask may fall into a near part, whose columns neighbouring rows share, and a far part, whose columns
 // other rows share. Then an item's rows are cut into fragments twice: a first pass over all chunks multiplies the far
@@ -36,8 +37,8 @@
 // Bias. q gets it when it is loaded. q . (k + b) = q . k + q . b: the second is the same for all columns, and softmax
 // cancels it. sum p (v + b) = sum p v + b, because the p of a row add up to 1: it is added at the end.
 //
-// Rows lie in shared memory as 16-byte vectors whose position is XORed with bits of the row, so that eight neighbouring
-// rows that an ldmatrix phase reads fall into distinct banks.
+// Rows lie in shared memory as 16-byte vectors whose position is XORed with bits of the row, so that the eight rows that
+// an ldmatrix phase reads, neighbours or a constant step apart, mostly fall into distinct banks.
 #pragma once
 
 #include "gather_copy.cuh"
@@ -78,12 +79,12 @@ struct Multiplier {
                 warp.resume_pass(shared);
                 take(item, Tile::kPasses - 1, item.kept, true);
                 quad_sum(warp.total);
-                store(place_of<Shape>(ticket).head);
+                store(head_item_of<Shape>(ticket).head);
             } else {
                 warp.start(shared, buffer.at, 0);
                 take(item, 0, item.chunks, true);
                 if constexpr (Tile::kStepWarps > 1) warp.merge_warps(shared.partials());
-                if (warp.step_warp == 0) finish(item, place_of<Shape>(ticket).head);
+                if (warp.step_warp == 0) finish(item, head_item_of<Shape>(ticket).head);
             }
             __syncwarp();
             if (warp.lane == 0) arrive(shared.item_empty(buffer.at));
@@ -117,10 +118,10 @@ struct Multiplier {
 
     __device__ __forceinline__ void finish(const Item& item, int head) {
         quad_sum(warp.total);
-        if (Shape::kPartialItems > 0 && item.slot != kFinal) return warp.store_partial(plan, item.slot, head);
+        if (Shape::kPartialItems > 0 && item.shelf != kFinal) return warp.store_partial(plan, item.shelf, head);
         if (Shape::kPartialItems > 0 && item.merges > 0) {
             warp.wait_partials(plan, head, item.waiting);
-            for (int from = 0; from < item.merges; ++from) warp.merge_slot(plan, from, head);
+            for (int from = 0; from < item.merges; ++from) warp.merge_shelf(plan, from, head);
         }
         store(head);
     }

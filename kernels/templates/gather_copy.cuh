@@ -146,11 +146,11 @@ struct Copier {
     }
 
     __device__ __forceinline__ void copy_item(int ticket) {
-        const Place place = place_of<Shape>(ticket);
-        const int batch = place.head / Tile::kHeads, channels = place.head % Tile::kHeads * Tile::kHeadDim;
-        const int item = (Shape::kMaskBatches == 1 ? 0 : batch) * Tile::kItems + place.item;
+        const HeadItem taken = head_item_of<Shape>(ticket);
+        const int batch = taken.head / Tile::kHeads, channels = taken.head % Tile::kHeads * Tile::kHeadDim;
+        const int item = (Shape::kMaskBatches == 1 ? 0 : batch) * Tile::kItems + taken.item;
         const Element* queries = qkv + batch * Tile::kSeqLen * Tile::kTokenStride + channels;
-        const Source source(plan, item, place.item);
+        const Source source(plan, item, taken.item);
         const int length = Tile::kPadded ? plan.lengths[batch] : Tile::kSeqLen;
         const int chunks = Tile::kPadded ? chunks_within(length, item, source.chunks()) : source.chunks();
         Columns next = fetch(source, 0);

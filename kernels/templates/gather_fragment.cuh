@@ -332,11 +332,11 @@ struct WarpTile {
     }
 
     // Between blocks, in scratch. Totals must have been summed over the quad.
-    __device__ __forceinline__ void store_partial(const Plan<Element>& plan, int slot, int head) {
+    __device__ __forceinline__ void store_partial(const Plan<Element>& plan, int shelf, int head) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             if (!exists(rows[r])) continue;
-            const int at = scratch_row(slot, head, rows[r]);
+            const int at = scratch_row(shelf, head, rows[r]);
             if (lane % kQuad == 0) plan.weights[at] = weight(r);
             store_sums(scratch_vectors(plan, at), r);
         }
@@ -355,14 +355,14 @@ struct WarpTile {
         __syncwarp();
     }
 
-    // Takes in a slot, past the first cache: other blocks wrote it. Totals must have been summed over the quad.
-    __device__ __forceinline__ void merge_slot(const Plan<Element>& plan, int slot, int head) {
+    // Takes in a shelf, past the first cache: other blocks wrote it. Totals must have been summed over the quad.
+    __device__ __forceinline__ void merge_shelf(const Plan<Element>& plan, int shelf, int head) {
         Weight<Element> weights[2];
         float highest[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             weights[r] = {negative_infinity()};
-            if (exists(rows[r])) weights[r] = Weight<Element>::load(plan.weights + scratch_row(slot, head, rows[r]));
+            if (exists(rows[r])) weights[r] = Weight<Element>::load(plan.weights + scratch_row(shelf, head, rows[r]));
             highest[r] = fmaxf(maximum[r], unscaled(weights[r].log));
         }
         rescale(highest);
@@ -371,7 +371,7 @@ struct WarpTile {
             if (weights[r].log == negative_infinity()) continue;
             const float factor = exp2_fast(weights[r].log - base[r]);
             total[r] += factor * weights[r].total;
-            const uint4* from = scratch_vectors(plan, scratch_row(slot, head, rows[r]));
+            const uint4* from = scratch_vectors(plan, scratch_row(shelf, head, rows[r]));
 #pragma unroll
             for (int v = 0; v < Tile::kLaneVectors; ++v) {
                 float values[Tile::kVectorElements];
@@ -384,8 +384,8 @@ struct WarpTile {
         }
     }
 
-    static __device__ __forceinline__ int scratch_row(int slot, int head, int row) {
-        return (slot * Shape::kBatch * Tile::kHeads + head) * Tile::kSeqLen + row;
+    static __device__ __forceinline__ int scratch_row(int shelf, int head, int row) {
+        return (shelf * Shape::kBatch * Tile::kHeads + head) * Tile::kSeqLen + row;
     }
 
     __device__ __forceinline__ uint4* scratch_vectors(const Plan<Element>& plan, int at) const {

@@ -30,8 +30,8 @@ __host__ __device__ constexpr int aligned(int bytes) { return (bytes + kAlignmen
 struct alignas(16) Item {
     int chunks;   // to be copied
     int kept;     // the last of them, which the second pass needs
-    int slot;     // where to leave a partial result, or kFinal
-    int merges;   // slots to merge
+    int shelf;    // where to leave a partial result, or kFinal
+    int merges;   // shelves to merge
     int waiting;  // items of the head that merge any
     int unused[3];
 };
@@ -64,8 +64,8 @@ struct Plan {
     const int* orders;
     const int* columns;
     const unsigned* steps;
-    Element* sums;  // scratch: (slots, batch * heads, seq_len, channels in the order of a lane)
-    Weight<Element>* weights;  // scratch: (slots, batch * heads, seq_len)
+    Element* sums;  // scratch: (shelves, batch * heads, seq_len, channels in the order of a lane)
+    Weight<Element>* weights;  // scratch: (shelves, batch * heads, seq_len)
     int* counts;  // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items,
                   // warps that have waited for them
     const int* lengths = nullptr;  // (batch), where sequences have lengths
@@ -153,14 +153,14 @@ __device__ __forceinline__ int swizzled(int row, int vector) {
 
 // ---- Tickets: which item a block takes next.
 
-struct Place {
+struct HeadItem {
     int head, item;
 };
 
 // What ticket `number` stands for. Heads go in groups of kGroupHeads: first the partial items of all of them, then the
 // final ones, so that few final items wait, and keys and values are still in the cache when they are read again.
 template <class Shape>
-__device__ __forceinline__ Place place_of(int number) {
+__device__ __forceinline__ HeadItem head_item_of(int number) {
     constexpr int kPartial = Shape::kPartialItems, kFinalItems = Shape::kItems - kPartial;
     constexpr int kGroupPartial = Shape::kGroupHeads * kPartial, kGroup = Shape::kGroupHeads * Shape::kItems;
     const int first_head = number / kGroup * Shape::kGroupHeads, at = number % kGroup;

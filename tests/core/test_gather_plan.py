@@ -35,7 +35,7 @@ def unpack(words):
 
 
 def header(plan, mask_number, item):
-    """Chunks, chunks kept for the second pass, slot, merges, items of the head that merge."""
+    """Chunks, chunks kept for the second pass, shelf, merges, items of the head that merge."""
     return (int(number) for number in plan.headers[mask_number, item, :5])
 
 
@@ -99,23 +99,23 @@ def check_passes(plan, mask_number):
         assert not plan.words[mask_number, item, others, number].any()
 
 
-def check_slots(plan, mask_number, seq_len):
-    """A final item merges, of each of its rows, exactly the slots in which partial items leave it."""
+def check_shelves(plan, mask_number, seq_len):
+    """A final item merges, of each of its rows, exactly the shelves on which partial items leave it."""
     final = np.zeros(seq_len, int)
-    merged, left = np.zeros((2, plan.slots, seq_len), int)
+    merged, left = np.zeros((2, plan.shelves, seq_len), int)
     merging = 0
     for item in range(plan.items):
-        _, _, slot, merges, _ = header(plan, mask_number, item)
+        _, _, shelf, merges, _ = header(plan, mask_number, item)
         rows = plan.rows[mask_number, item]
         rows = rows[rows != NO_ROW]
-        assert (slot == FINAL) == (item >= plan.partial_items)
-        if slot == FINAL:
+        assert (shelf == FINAL) == (item >= plan.partial_items)
+        if shelf == FINAL:
             final[rows] += 1
             merged[:merges, rows] += 1
             merging += merges > 0
         else:
             assert merges == 0
-            left[slot, rows] += 1
+            left[shelf, rows] += 1
     assert (final == 1).all()
     np.testing.assert_array_equal(left, merged)
     assert left.max(initial=0) <= 1
@@ -132,7 +132,7 @@ def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, pieces=1):
         products += multiplied
         check_columns(plan, mask_number, square)
         check_passes(plan, mask_number)
-        check_slots(plan, mask_number, seq_len)
+        check_shelves(plan, mask_number, seq_len)
     assert plan.products == products
     assert plan.gathered == (plan.columns != PADDING).sum()
     assert plan.kept == plan.headers[..., 1].max()
@@ -160,7 +160,7 @@ def test_named_masks_are_multiplied_once(text, seq_len, order):
 def test_pieces_are_as_many_as_asked_where_chunks_allow(pieces):
     plan = check_plan(parse_mask("dense", 64), 64, Order.NATURAL, tile_rows=32, chunk=16, pieces=pieces)
     taken = {1: 1, 2: 2, 3: 2, 9: 4}[pieces]  # of 4 chunks, so many pieces of equally many
-    assert (plan.items, plan.partial_items, plan.slots) == (2 * taken, 2 * (taken - 1), taken - 1)
+    assert (plan.items, plan.partial_items, plan.shelves) == (2 * taken, 2 * (taken - 1), taken - 1)
     assert plan.chunks == 4 // taken
 
 
@@ -186,7 +186,7 @@ def test_masks_of_one_batch_may_have_different_numbers_of_items():
 def test_two_passes_keep_the_chunks_of_the_near_part():
     plan = check_plan(parse_mask("strided:stride=8", 64), 64, Order.TWO_PASSES, tile_rows=32, chunk=16)
     assert plan.passes == 2
-    assert plan.partial_items == plan.slots == 0
+    assert plan.partial_items == plan.shelves == 0
     for item in range(plan.items):
         chunks, kept, *_ = header(plan, 0, item)
         rows = plan.rows[0, item]
