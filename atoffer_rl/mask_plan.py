@@ -1,4 +1,4 @@
-"""What kernels read of a mask: column lists of rows, bitmaps, and gathered columns of row tiles."""
+"""What kernels read of a mask: column lists of rows, and bitmaps."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +11,6 @@ from atoffer_rl.masks import Keep, Mask
 
 Int32: TypeAlias = NDArray[np.int32]
 WORD_BITS = 32
-PADDING = -1
 
 
 @dataclass(frozen=True)
@@ -40,35 +39,6 @@ class BitPlan:
     words: NDArray[np.uint32]
 
 
-@dataclass(frozen=True)
-class TilePlan:
-    """Distinct columns of every row tile, gathered in chunks.
-
-    Every tile has at least one chunk, of which the last is padded. The first chunk of tile t of mask m is
-    chunk m * tiles + t, so that a kernel finds it without reading `starts`; what a tile needs besides lies
-    behind all first chunks.
-
-    Attributes:
-        tile_rows: Rows of a tile; a ragged last tile's missing rows keep nothing.
-        chunk: Columns of a chunk.
-        starts: (mask_batches, tiles + 1) int32; the chunks of tile t of mask m after its first are
-            `starts[m, t]` to `starts[m, t + 1]`.
-        columns: (chunks, chunk) int32, ascending within a tile; -1 is padding: no column, its bits clear.
-        words: (chunks, tile_rows, chunk / 32 rounded up) uint32: which gathered columns a row keeps.
-    """
-
-    tile_rows: int
-    chunk: int
-    starts: Int32
-    columns: Int32
-    words: NDArray[np.uint32]
-
-    @property
-    def gathered(self) -> int:
-        """Columns gathered over all tiles, without padding."""
-        return int(np.count_nonzero(self.columns >= 0))
-
-
 @lru_cache(maxsize=32)
 def row_plan(mask: Mask, seq_len: int) -> RowPlan:
     """The column lists of `mask`."""
@@ -92,29 +62,3 @@ def pack_words(keep: Keep) -> NDArray[np.uint32]:
     padded = np.pad(keep, [(0, 0)] * (keep.ndim - 1) + [(0, padding)])
     packed = np.packbits(padded, axis=-1, bitorder="little")
     return np.ascontiguousarray(packed).view("<u4")
-
-
-@lru_cache(maxsize=64)
-def tile_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int) -> TilePlan:
-    """The gathered columns of `mask` for tiles of `tile_rows` rows and chunks of `chunk` columns."""
-    keep = mask.keep(seq_len)
-    batches, tiles = keep.shape[0], -(-seq_len // tile_rows)
-    rows = np.pad(keep, [(0, 0), (0, tiles * tile_rows - seq_len), (0, 0)])
-    by_tile = rows.reshape(batches * tiles, tile_rows, seq_len)
-    needed: Keep = np.any(by_tile, axis=1)
-    extra = np.maximum(-(-needed.sum(axis=1) // chunk) - 1, 0)
-    ends = len(by_tile) + np.cumsum(extra)
-    columns = np.full((int(ends[-1]), chunk), PADDING, np.int32)
-    kept = np.zeros((int(ends[-1]), tile_rows, chunk), bool)
-    for tile, (end, more) in enumerate(zip(ends, extra, strict=True)):
-        chunks = np.r_[tile, end - more : end]
-        found = np.flatnonzero(needed[tile])
-        listed = np.full(chunks.size * chunk, PADDING, np.int32)
-        listed[: found.size] = found
-        seen = np.zeros((tile_rows, chunks.size * chunk), bool)
-        seen[:, : found.size] = by_tile[tile][:, found]
-        columns[chunks] = listed.reshape(-1, chunk)
-        kept[chunks] = seen.reshape(tile_rows, -1, chunk).swapaxes(0, 1)
-    per_mask = ends.reshape(batches, tiles)
-    starts = np.concatenate([per_mask[:, :1] - extra.reshape(batches, tiles)[:, :1], per_mask], axis=1)
-    return TilePlan(tile_rows, chunk, starts.astype(np.int32), columns, pack_words(kept))

@@ -13,6 +13,9 @@ from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme, finest_partition
 from atoffer_rl.workload import Workload
 
+PLAINEST = ("rowwise", "gemm", "chain")
+"""Templates that between them implement every operator for every workload, the plainest first for each run."""
+
 
 @dataclass(frozen=True)
 class LegalSpace:
@@ -60,7 +63,7 @@ class LegalSpace:
 
     @property
     def unfused(self) -> Scheme:
-        """The finest partition into runs of generated templates, each with its default choice.
+        """The finest partition into runs of generated templates, each with the default choice of the plainest.
 
         That is one segment an operator, except where an operator alone has no template, as where a stored score
         matrix would be too large to index.
@@ -69,7 +72,7 @@ class LegalSpace:
             NoTemplate: If generated templates do not cover the layer.
         """
         generated = replace(self, standalone=True)
-        return Scheme(tuple(generated.choices(run)[0] for run in finest_partition(generated.runs)))
+        return Scheme(tuple(_plainest(generated.choices(run)) for run in finest_partition(generated.runs)))
 
     def draw(self, source: random.Random) -> Scheme:
         """A scheme from a uniform walk over legal runs that lead to the end, each with a uniform choice.
@@ -116,6 +119,12 @@ class LegalSpace:
                 raise SchemeError(f"{choice} calls a library: leave out --standalone, or choose another scheme")
             ends = f"{choice.run.first} {choice.run.last}"
             raise SchemeError(f"{choice} is not legal for this workload: see atoffer schemes --why {ends}")
+
+
+def _plainest(choices: tuple[Choice, ...]) -> Choice:
+    """The first choice of the first template of `PLAINEST` that offers any."""
+    names = [choice.template for choice in choices]
+    return next((choices[names.index(name)] for name in PLAINEST if name in names), choices[0])
 
 
 @lru_cache(maxsize=1024)

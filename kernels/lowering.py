@@ -6,14 +6,14 @@ from typing import NamedTuple
 from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.device import H100, DeviceSpec
 from atoffer_rl.errors import NoTemplate
+from atoffer_rl.kernels.legal_space import PLAINEST
 from atoffer_rl.kernels.registry import template_choices, template_named
 from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.workload import Workload
 
-GENERATED = ("rowwise", "gemm", "chain")
-HANDWRITTEN = ("tile", *GENERATED)
+HANDWRITTEN = ("gather", *PLAINEST)
 
 
 class _Way(NamedTuple):
@@ -44,7 +44,7 @@ def lower(program: AtofferProgram, workload: Workload, device: DeviceSpec = H100
     Raises:
         NoTemplate: If generated templates do not cover the layer of `workload`.
     """
-    defaults = _defaults(HANDWRITTEN if program.handwritten else GENERATED, workload, device)
+    defaults = _defaults(HANDWRITTEN if program.handwritten else PLAINEST, workload, device)
     cuts = {run.first for run in program.runs}
     ways = {OPERATOR_COUNT: _Way()}
     for run in sorted(defaults, reverse=True):

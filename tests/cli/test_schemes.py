@@ -22,7 +22,7 @@ def test_the_list_names_runs_and_templates(atoffer):
     runs = {tuple(row["run"]): row for row in space["runs"]}
     assert len(runs) == space["legal_runs"]
     assert runs[2, 6]["operators"] == ["qk_gemm", "mask", "softmax", "pv_gemm", "merge_heads"]
-    assert {"rowwise", "tile"} <= set(runs[2, 6]["templates"])
+    assert {"rowwise", "gather"} <= set(runs[2, 6]["templates"])
     assert sum(sum(row["templates"].values()) for row in runs.values()) == space["choices"]
     assert all(number <= 64 for row in runs.values() for number in row["templates"].values())
     assert "qk_gemm mask softmax pv_gemm merge_heads" in atoffer("schemes").out
@@ -34,8 +34,8 @@ def test_why(atoffer):
     answer = json.loads(atoffer("schemes", "--why", 2, 6, "--json").out)
     assert answer["legal"]
     assert answer["run"] == [2, 6]
-    tile_in_float32 = atoffer("schemes", "--why", 2, 6, "--dtype", "float32")
-    assert "tile" not in tile_in_float32.out
+    blocks_in_float32 = atoffer("schemes", "--why", 2, 6, "--dtype", "float32")
+    assert "block" not in blocks_in_float32.out
 
 
 def test_a_standalone_space_has_generated_kernels_alone(atoffer):
@@ -57,7 +57,7 @@ def test_code(atoffer):
     answer = json.loads(atoffer("schemes", "--code", 41115, "--json").out)
     assert answer["handwritten"]
     assert [2, 6] in answer["runs"]
-    assert Scheme.from_json(answer["scheme"]).choices[2].template == "tile"
+    assert Scheme.from_json(answer["scheme"]).choices[2].template == "gather"
     text = atoffer("schemes", "--code", 54613).out
     assert "the same program as code 10922" in text
     assert atoffer("schemes", "--code", 65536).status == 1

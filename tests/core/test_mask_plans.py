@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from atoffer_rl.mask_plan import bit_plan, row_plan, tile_plan
+from atoffer_rl.mask_plan import bit_plan, row_plan
 from atoffer_rl.masks import parse_mask
 from tests.core.row_masks import NAMED
 
@@ -43,49 +43,14 @@ def check_bits(mask, seq_len):
     assert not bits[..., seq_len:].any()
 
 
-def tile_chunks(plan, mask_index, tile):
-    """The chunks of a tile: its first, which lies at a known place, then the rest."""
-    tiles = plan.starts.shape[1] - 1
-    return [mask_index * tiles + tile, *range(plan.starts[mask_index, tile], plan.starts[mask_index, tile + 1])]
-
-
-def check_tiles(mask, seq_len, tile_rows, chunk):
-    plan, keep = tile_plan(mask, seq_len, tile_rows, chunk), mask.keep(seq_len)
-    tiles = -(-seq_len // tile_rows)
-    assert plan.starts.shape == (len(keep), tiles + 1)
-    assert plan.columns.shape[1:] == (chunk,)
-    bits = unpack(plan.words)[..., :chunk]
-    rebuilt = np.zeros((len(keep), tiles * tile_rows, seq_len), int)
-    gathered, used = 0, []
-    for index in range(len(keep)):
-        for tile in range(tiles):
-            chunks = tile_chunks(plan, index, tile)
-            used += chunks
-            columns = plan.columns[chunks].reshape(-1)
-            real = columns[columns >= 0]
-            rows = slice(tile * tile_rows, (tile + 1) * tile_rows)
-            np.testing.assert_array_equal(real, np.flatnonzero(keep[index, rows].any(axis=0)))
-            gathered += real.size
-            seen = bits[chunks].swapaxes(0, 1).reshape(tile_rows, -1)
-            assert not seen[:, columns < 0].any()
-            rebuilt[index][rows, real] += seen[:, columns >= 0]
-    assert sorted(used) == list(range(len(plan.columns)))
-    assert gathered == plan.gathered
-    np.testing.assert_array_equal(rebuilt[:, :seq_len], keep)
-    assert not rebuilt[:, seq_len:].any()
-
-
 @pytest.mark.parametrize("seq_len", SEQ_LENS)
 @pytest.mark.parametrize("text", NAMED)
 def test_named_masks(text, seq_len):
     mask = parse_mask(text, seq_len)
     check_rows(mask, seq_len)
     check_bits(mask, seq_len)
-    check_tiles(mask, seq_len, tile_rows=16, chunk=8)
 
 
-@pytest.mark.parametrize(("tile_rows", "chunk"), [(16, 16), (32, 64), (64, 32)])
-def test_ragged_masks(ragged_mask, tile_rows, chunk):
+def test_ragged_masks(ragged_mask):
     check_rows(*ragged_mask)
     check_bits(*ragged_mask)
-    check_tiles(*ragged_mask, tile_rows, chunk)

@@ -92,7 +92,7 @@ def toy_latencies() -> dict[Choice, float]:
 
 
 def test_choices_read_back_as_they_print() -> None:
-    for choice in (Choice(Run(2, 5), "tile", (("a", 1), ("b", -2))), Choice(Run(0, 0), "chain")):
+    for choice in (Choice(Run(2, 5), "gather", (("a", 1), ("b", -2))), Choice(Run(0, 0), "chain")):
         assert parse_choice(str(choice)) == choice
     for text in ("", "[1]:x", "[1,2]:x(a)", "[1,2]:x(a=b)"):
         with pytest.raises(SchemeError):

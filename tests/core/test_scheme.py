@@ -36,13 +36,13 @@ def test_keys_tell_schemes_apart(left, right):
 
 
 def test_the_order_of_parameters_does_not_count():
-    choice = Choice(Run(2, 6), "tile", (("warps", 4), ("chunk", 64)))
+    choice = Choice(Run(2, 6), "gather", (("warps", 4), ("chunk", 64)))
     sorted_by_a_tool = Choice.from_json(json.loads(json.dumps(choice.to_json(), sort_keys=True)))
     assert sorted_by_a_tool.parameters != choice.parameters
     assert sorted_by_a_tool == choice
     assert {sorted_by_a_tool: 1}[choice] == 1
-    assert choice != Choice(Run(2, 6), "tile", (("warps", 64), ("chunk", 4)))
-    assert choice != "tile"
+    assert choice != Choice(Run(2, 6), "gather", (("warps", 64), ("chunk", 4)))
+    assert choice != "gather"
 
 
 @pytest.mark.parametrize("value", [1.5, 4.0, True, "4", None, float("inf"), [4]])

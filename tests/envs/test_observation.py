@@ -36,7 +36,7 @@ def test_split_gives_views_of_one_observation_and_of_batches():
 
 
 def test_codes_tell_names_apart_and_stay_the_same():
-    names = ("gemm", "chain", "rowwise", "tile", "cublaslt")
+    names = ("gemm", "chain", "rowwise", "gather", "cublaslt")
     assert len({tuple(code(name)) for name in names}) == len(names)
     assert (np.abs([code(name) for name in names]) <= 1).all()
     np.testing.assert_array_equal(code("gemm"), code("gemm"))

@@ -35,9 +35,7 @@ def test_every_program_lowers_to_a_legal_scheme(dtype):
         cuts = {run.first for run in program.runs}
         assert cuts <= {choice.run.first for choice in scheme.choices}
         choices.update(scheme.choices)
-    assert {choice.template for choice in choices} == {"gemm", "chain", "rowwise"} | (
-        {"tile"} if dtype != "float32" else set()
-    )
+    assert {choice.template for choice in choices} == {"gemm", "chain", "rowwise", "gather"}
     for choice in choices:
         LegalSpace(workload).check(completed(workload, choice))
 
@@ -73,7 +71,7 @@ def test_the_flag_picks_the_attention_template():
     def template(program, dtype):
         return next(c.template for c in lower(program, WORKLOADS[dtype]).choices if c.run == Run(2, 6))
 
-    assert [template(fused, dtype) for dtype in WORKLOADS] == ["tile", "tile", "rowwise"]
+    assert [template(fused, dtype) for dtype in WORKLOADS] == ["gather", "gather", "gather"]
     assert [template(plain, dtype) for dtype in WORKLOADS] == ["rowwise", "rowwise", "rowwise"]
 
 

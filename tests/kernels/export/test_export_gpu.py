@@ -102,7 +102,7 @@ def test_library_scheme_verifies_in_a_bare_process(tmp_path: Path) -> None:
 
     workload = small("float16")
     device = current_device()
-    wanted = [(0, 1, "cublaslt"), (2, 6, "tile"), (7, 8, "cublaslt"), (9, 9, "chain"), (10, 11, "gemm")]
+    wanted = [(0, 1, "cublaslt"), (2, 6, "gather"), (7, 8, "cublaslt"), (9, 9, "chain"), (10, 11, "gemm")]
     wanted += [(12, 13, "cublaslt"), (14, 14, "chain")]
     scheme = Scheme(tuple(template_choices(name, workload, Run(a, b), device)[0] for a, b, name in wanted))
     folder = write_export(Export(workload, scheme, device, arch(), {}), tmp_path / "export")

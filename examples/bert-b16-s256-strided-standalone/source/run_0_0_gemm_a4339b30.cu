@@ -1,4 +1,4 @@
-// qkv_gemm, qkv_bias
+// qkv_gemm
 #include "gemm.cuh"
 
 using namespace atoffer;
@@ -12,20 +12,17 @@ using SourceW = gemm::RowMajor<Element, kColumns, 768>;
 using Prologue = gemm::NoPrologue;
 
 struct Epilogue {
-    const Element* __restrict__ bias;
     template <int V>
     __device__ __forceinline__ void operator()(float (&values)[V], int row, int column) const {
-        gemm::add<Element>(values, bias + column);
     }
 };
 
 extern "C" __global__ void
-__launch_bounds__(Tiling::kThreads, 1) gemm_0_1(
+__launch_bounds__(Tiling::kThreads, 1) gemm_0_0(
     const Element* __restrict__ x,
     const Element* __restrict__ w_qkv,
-    const Element* __restrict__ b_qkv,
-    Element* __restrict__ qkv) {
-    const Epilogue epilogue{b_qkv};
+    Element* __restrict__ qkv_raw) {
+    const Epilogue epilogue{};
     const Prologue prologue{};
-    gemm::compute_tile<Tiling>(SourceA{x}, SourceW{w_qkv}, prologue, epilogue, qkv);
+    gemm::compute_tile<Tiling>(SourceA{x}, SourceW{w_qkv}, prologue, epilogue, qkv_raw);
 }

@@ -1,0 +1,142 @@
+// Block attention: what a thread block covers, and where everything lies in shared memory.
+#pragma once
+
+#include "barriers.cuh"
+#include "wgmma.cuh"
+
+namespace atoffer {
+
+constexpr int kWarpgroupRows = 64;
+constexpr int kDepth = 16;         // what a product sums over
+constexpr int kWordBits = 32;      // mask bits in a word
+constexpr int kVectorBytes = 16;
+constexpr int kVectorElements = 8;
+constexpr int kQuad = 4;  // lanes that share a row
+constexpr int kPanelElements = 64;
+constexpr int kPanelRowBytes = 128;
+constexpr int kPanelAlignment = 1024;
+constexpr int kBarrierBytes = 8;
+
+template <class Shape>
+struct Blocking {
+    using Element = typename Shape::Element;
+    static constexpr int kSeqLen = Shape::kSeqLen, kHeads = Shape::kHeads, kHeadDim = Shape::kHeadDim;
+    static constexpr int kRows = Shape::kRows, kColumns = Shape::kColumns, kStages = Shape::kStages;
+
+    static constexpr int kGroups = kRows / kWarpgroupRows;  // warpgroups that compute
+    static constexpr int kThreads = (kGroups + Shape::kLoader) * kWarpgroupSize;
+    static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kThreads;
+    // Where all threads copy: blocks on their way beyond the one whose scores are computed. The buffer to be filled is
+    // then that of the block before last, which no warpgroup needs for long any more.
+    static constexpr int kAhead = kStages - 2;
+
+    static constexpr int kTiles = (kSeqLen + kRows - 1) / kRows;
+    static constexpr int kListEntries = 3 + (kSeqLen + kColumns - 1) / kColumns;  // a head, blocks, two that end it
+    static constexpr int kWidth = kHeads * kHeadDim;
+    static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
+
+    static constexpr int kRowVectors = kHeadDim / kVectorElements;
+    static constexpr int kPanels = kHeadDim / kPanelElements;
+    static constexpr int kPanelBytes = kColumns * kPanelRowBytes;  // of keys or values
+    static constexpr int kMatrixBytes = kPanels * kPanelBytes;
+    static constexpr int kRowWords = kColumns / kWordBits;
+    static constexpr int kBitmapBytes = kRows * kRowWords * 4;
+    static constexpr int kQueryPanelBytes = kWarpgroupRows * kPanelRowBytes;
+    static constexpr int kQueryBytes = Shape::kSharedQueries ? kGroups * kPanels * kQueryPanelBytes : 0;
+
+    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, bitmaps, barriers.
+    static constexpr int kStagesAt = kQueryBytes;
+    static constexpr int kBitmapsAt = kStagesAt + kStages * 2 * kMatrixBytes;
+    static constexpr int kBarriersAt = kBitmapsAt + kStages * kBitmapBytes;
+
+    static_assert(sizeof(Element) == 2, "tensor cores take 16-bit elements");
+    static_assert(kHeadDim == 64 || kHeadDim == 128, "heads are one or two panels wide");
+    static_assert(kRows % kWarpgroupRows == 0, "a warpgroup covers 64 rows");
+    static_assert(kColumns % kWordBits == 0, "a row of a bitmap is whole words");
+    static_assert(kStages >= (Shape::kLoader ? 2 : 3), "a block is copied while two others are in use");
+};
+
+// ---- The ring of buffers.
+
+template <class Shape>
+struct Ring {
+    using Block = Blocking<Shape>;
+
+    unsigned base;  // shared address of what Blocking lays out
+
+    __device__ __forceinline__ unsigned keys(int stage) const {
+        return base + Block::kStagesAt + stage * 2 * Block::kMatrixBytes;
+    }
+    __device__ __forceinline__ unsigned values(int stage) const { return keys(stage) + Block::kMatrixBytes; }
+    __device__ __forceinline__ unsigned bitmap(int stage) const {
+        return base + Block::kBitmapsAt + stage * Block::kBitmapBytes;
+    }
+    // Barriers of a stage: its keys and its bitmap have come, its values have come, it is no longer needed.
+    __device__ __forceinline__ unsigned keys_here(int stage) const {
+        return base + Block::kBarriersAt + stage * 3 * kBarrierBytes;
+    }
+    __device__ __forceinline__ unsigned values_here(int stage) const { return keys_here(stage) + kBarrierBytes; }
+    __device__ __forceinline__ unsigned emptied(int stage) const { return keys_here(stage) + 2 * kBarrierBytes; }
+
+    __device__ __forceinline__ void initialise() const {
+#pragma unroll
+        for (int stage = 0; stage < Block::kStages; ++stage) {
+            start_barrier(keys_here(stage), Block::kCopyThreads);
+            start_barrier(values_here(stage), Block::kCopyThreads);
+            start_barrier(emptied(stage), Block::kGroups * kWarpgroupSize / kWarpSize);  // one arrival a warp
+        }
+    }
+};
+
+// Where in the ring a reader or writer is; the parity flips at every round.
+template <int STAGES>
+struct Place {
+    int stage = 0;
+    unsigned parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        if (stage == 0) parity ^= 1;
+    }
+};
+
+// ---- Tasks.
+
+// What a thread block has to do: one (row tile, head, sequence).
+//
+// Thread blocks are numbered so that heads and sequences whose keys and values fit into the L2 cache together
+// (kPairsAtOnce) run at the same time, and among them the tiles with most work first.
+template <class Shape>
+struct Task {
+    using Block = Blocking<Shape>;
+
+    int head, batch, tile, count;
+    const int2* blocks;
+
+    __device__ __forceinline__ void read(const int* lists) {
+        constexpr int kPairs = Shape::kBatch * Block::kHeads;
+        constexpr int kAtOnce = Shape::kPairsAtOnce;
+        const int first_pair = static_cast<int>(blockIdx.x) / (kAtOnce * Block::kTiles) * kAtOnce;
+        const int pairs = min(kAtOnce, kPairs - first_pair);
+        const int within = static_cast<int>(blockIdx.x) - first_pair * Block::kTiles;
+        head = (first_pair + within % pairs) % Block::kHeads;
+        batch = (first_pair + within % pairs) / Block::kHeads;
+        const int mask = Shape::kMaskBatches == 1 ? 0 : batch;
+        const int list = mask * Block::kTiles + within / pairs;
+        blocks = reinterpret_cast<const int2*>(lists) + list * Block::kListEntries + 1;
+        tile = blocks[-1].x;
+        count = blocks[-1].y;
+    }
+
+    __device__ __forceinline__ int first_row() const { return tile * Block::kRows; }
+    // Of the head's first query, and of the tile's first result, in elements.
+    __device__ __forceinline__ int queries_at() const {
+        return batch * Block::kSeqLen * Block::kTokenStride + head * Block::kHeadDim;
+    }
+    __device__ __forceinline__ int result_at() const {
+        return Shape::kMerged ? (batch * Block::kSeqLen + first_row()) * Block::kWidth + head * Block::kHeadDim
+                              : ((batch * Block::kHeads + head) * Block::kSeqLen + first_row()) * Block::kHeadDim;
+    }
+};
+
+}  // namespace atoffer
