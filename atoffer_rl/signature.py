@@ -12,8 +12,7 @@ def signature(workload: Workload, run: Run) -> str:
     """The part of `workload` that decides how long `run` takes, as a canonical string.
 
     Operator 0 and the runs from 7 on see rows only; a run that touches operators 1 to 6 sees batch, sequence
-    and heads besides, and the mask and lengths that are not full where it contains the mask operator (DESIGN,
-    section 2).
+    and heads besides, and the mask and lengths that are not full where it contains the mask operator.
     """
     w = workload
     parts = [f"rows={w.rows}", f"width={w.width}", f"ffn={w.ffn_dim}", f"dtype={w.dtype}"]

@@ -29,7 +29,7 @@ def trial_key(
     source_hash: str,
     protocol: int = PROTOCOL_VERSION,
 ) -> str:
-    """A hash of all that tells two measurements apart (DESIGN, section 6)."""
+    """A hash of all that tells two measurements apart."""
     subject, choice, scheme, execution = answers
     parts = [protocol, subject, choice.to_json() if choice else None, scheme.to_json() if scheme else None, execution]
     parts += [vars(machine), source_hash]

@@ -186,7 +186,7 @@ class EncoderMemory:
         self.out.fill_(float("nan"))
 
     def verdict(self) -> "Verdict":
-        """Whether the output is right (DESIGN, section 6)."""
+        """Whether the output is right: see verify.py for what an error may be."""
         from atoffer_rl.kernels.reference import without_padding
         from atoffer_rl.kernels.verify import compare
 

@@ -112,12 +112,14 @@ def encoder(
 
     Example: atoffer bench encoder --batch 16 --seq-len 256 --mask strided --json encoder.json
     """
+    from atoffer_rl.bench.cells import device_here
     from atoffer_rl.bench.record import check_writable, record_of, table_of, write_record
     from atoffer_rl.kernels.measurers.open import open_measurer
 
     _check_lengths(workload)
     if json is not None:
         check_writable(json)
+    device_here()
     measurer, line = open_measurer("cuda", workload, store)
     print_line(line)
     try:

@@ -179,25 +179,31 @@ def _export(ledger: "Ledger", scheme: Scheme, forward: "Trial | None", folder: P
 def _print_result(result: "Result", session: "Session", forward: float | None) -> None:
     ledger, workload = session.ledger, session.workload
     print_line(f"best scheme for {describe(workload)}")
-    print_table(
-        ["run", "template", "parameters", "us"],
-        [
-            (choice.run, choice.template, _values(choice.parameters), f"{ledger.trials[choice].latency_us:.2f}")
-            for choice in result.scheme.choices
-        ],
-    )
+    _print_scheme(result.scheme, ledger)
     speedup = result.unfused_us / result.latency_us
     print_line(f"{result.latency_us:.1f} us a layer, {speedup:.2f} times as fast as unfused{_regret(result.regret)}")
     if forward is not None:
         print_line(f"{forward:.1f} us the whole forward of {workload.layers} layers, measured")
     if result.rollout_us is not None:
         print_line(f"{result.rollout_us:.1f} us a layer by the policy's own rollout{_regret(result.rollout_regret)}")
+    if result.rollout is not None and result.rollout != result.scheme:
+        _print_scheme(result.rollout, ledger)
     print_line(
         f"{result.units} choices measured in {result.seconds:.1f} measuring seconds; "
         f"the search took {result.wall_seconds:.1f} s"
     )
     if session.log.folder is not None:
         print_line(f"logs and result in {session.log.folder}: tensorboard --logdir {session.log.folder.parent}")
+
+
+def _print_scheme(scheme: Scheme, ledger: "Ledger") -> None:
+    print_table(
+        ["run", "template", "parameters", "us"],
+        [
+            (choice.run, choice.template, _values(choice.parameters), f"{ledger.trials[choice].latency_us:.2f}")
+            for choice in scheme.choices
+        ],
+    )
 
 
 def _regret(regret: float | None) -> str:

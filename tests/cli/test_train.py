@@ -64,6 +64,16 @@ def test_train_prints_the_scheme_and_keeps_logs(train, atoffer, tmp_path):
     assert answer["rollout"] == result["rollout"]
 
 
+def test_eval_prints_what_the_policy_builds(atoffer, monkeypatch):
+    monkeypatch.undo()  # the table that ships, of which the policy's proposal is not the best scheme known
+    words = ("eval", "--batch", 16, "--seq-len", 256, "--measurer", "replay")
+    answer, printed = json.loads(atoffer(*words, "--json").out), atoffer(*words).out
+    assert answer["rollout"] != answer["scheme"]
+    _, built = printed.split("by the policy's own rollout")
+    for segment in answer["rollout"]["segments"]:
+        assert f"[{segment['run'][0]},{segment['run'][1]}]" in built
+
+
 def test_train_resumes(train, atoffer, tmp_path):
     train("--budget", 30, "--timesteps", 32)
     run = only(tmp_path / "logs")
