@@ -1,9 +1,16 @@
 """What the project knows of a GPU: the numbers that rooflines, hard rules and observations use."""
 
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from atoffer_rl.dtype import DType
+from atoffer_rl.errors import StoreError
+
+LONGEST_QUOTE = 60
+MOST_WHOLE = 2**40
+LEAST_RATE, MOST_RATE = 1e-3, 1e9
+"""No GPU's numbers lie outside."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,29 @@ class DeviceSpec:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """The device that `to_json` wrote."""
+    def from_json(cls, value: Any) -> Self:
+        """The device that `to_json` wrote.
+
+        Raises:
+            StoreError: If a field is unknown, missing, or nothing that a GPU has.
+        """
+        names = {item.name for item in fields(cls)}
+        if not isinstance(value, dict) or value.keys() != names:
+            raise StoreError(f"not a device: its fields are {', '.join(sorted(names))}")
+        for item in fields(cls):
+            if not _is_possible(item.type, value[item.name]):
+                raise StoreError(f"not a device: its {item.name} cannot be {str(value[item.name])[:LONGEST_QUOTE]!r}")
+        if not re.fullmatch(r"sm_\d{2,3}[af]?", value["arch"], re.ASCII):
+            raise StoreError(f"not a device: arch must be such as sm_90a, not {value['arch'][:LONGEST_QUOTE]!r}")
         return cls(**value)
+
+
+def _is_possible(kind: Any, value: Any) -> bool:
+    if kind is str:
+        return isinstance(value, str) and bool(value)
+    if kind is int:
+        return type(value) is int and 1 <= value <= MOST_WHOLE
+    return type(value) in (int, float) and LEAST_RATE <= value <= MOST_RATE
 
 
 H100 = DeviceSpec(

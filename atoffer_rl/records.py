@@ -15,16 +15,20 @@ from pathlib import Path
 from typing import Any, Self
 
 from atoffer_rl.device import DeviceSpec
-from atoffer_rl.errors import AtofferError, NotRecorded, SchemeError, StoreError
+from atoffer_rl.errors import NotRecorded, SchemeError, StoreError, WorkloadError
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme, count_partitions
 from atoffer_rl.signature import signature
-from atoffer_rl.trial import PROTOCOL_VERSION, Machine, Status, Trial, check_trial
+from atoffer_rl.trial import PROTOCOL_VERSION, Machine, Status, Trial, check_machine, check_trial, is_latency
+from atoffer_rl.whole_file import os_reason, whole_file
 from atoffer_rl.workload import Workload
 
 RECORDS_FOLDER = Path(__file__).parent / "records"
 SUFFIX = ".jsonl.gz"
 FORMAT = "atoffer-table-1"
+OTHER_FORMAT = "it is of another format or protocol than this version of atoffer_rl reads"
+REMEDY = "install it again, or record it again"
+_OF_DAMAGE = (ValueError, TypeError, LookupError, RecursionError)
 _CHOICE = re.compile(r"\[(\d+),(\d+)\]:(\w+)(?:\((.*)\))?")
 
 
@@ -85,19 +89,37 @@ class TableHeader:
         Raises:
             StoreError: If it is not one, or is of another protocol.
         """
+        if not isinstance(value, dict) or "format" not in value or "protocol" not in value:
+            raise StoreError("not the header of a recorded table")
+        if value["format"] != FORMAT or value["protocol"] != PROTOCOL_VERSION:
+            raise StoreError(OTHER_FORMAT)
         try:
-            if value["format"] != FORMAT or value["protocol"] != PROTOCOL_VERSION:
-                raise StoreError(f"table format {value['format']}, protocol {value['protocol']}: record it again")
-            return cls(
-                str(value["table"]),
+            header = cls(
+                value["table"],
                 Machine(**value["machine"]),
                 DeviceSpec.from_json(value["device"]),
                 tuple(Workload.from_json(item) for item in value["workloads"]),
-                {str(name): int(version) for name, version in value["spaces"].items()},
+                dict(value["spaces"]),
                 tuple(AnchorSample(**item) for item in value["anchors"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StoreError(f"not a table's header: {error}") from error
+            raise StoreError("a field of the header is missing, unknown or of the wrong type") from error
+        except WorkloadError as error:
+            raise StoreError(f"a workload of the header is none: {error}") from error
+        _check_header(header)
+        return header
+
+
+def _check_header(header: TableHeader) -> None:
+    check_machine(header.machine)
+    right = isinstance(header.table, str) and all(type(version) is int for version in header.spaces.values())
+    for anchor in header.anchors:
+        right = right and isinstance(anchor.taken, str) and all(map(is_latency, anchor.latencies_us.values()))
+        right = right and all(
+            type(value) is int and value >= 0 for value in (anchor.sm_clock_mhz, anchor.temperature_c)
+        )
+    if not right:
+        raise StoreError("a field of the header is out of range or of the wrong type")
 
 
 @dataclass(frozen=True)
@@ -162,18 +184,15 @@ def save_table(table: RecordedTable, path: Path) -> None:
     Raises:
         StoreError: If it cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
     subjects = {subject: index for index, subject in enumerate(dict.fromkeys(t.subject for t in table.trials))}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # No time stamp and no name in the gzip header: same table, same bytes.
-        with partial.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
-            for value in _lines(table, subjects):
-                file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
-        partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StoreError(f"cannot write table {path}: {error.strerror or error}") from error
+        raise StoreError(f"cannot write table {path}: {os_reason(error)}") from error
+    # No time stamp and no name in the gzip header: same table, same bytes.
+    with whole_file(path, StoreError, "table") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
+        for value in _lines(table, subjects):
+            file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
 
 
 def _lines(table: RecordedTable, subjects: Mapping[str, int]) -> Iterator[Any]:
@@ -198,9 +217,11 @@ def _pack(trial: Trial, subject: int) -> list[Any]:
 def _unpack(row: Any, subjects: list[str], header: TableHeader) -> Trial:
     subject, asked, execution, status, latency, samples, seconds, errors, source_hash, *rest = row
     reason, detail = rest or ("", {})
+    max_error, error_budget = errors
+    compile_seconds, verify_seconds, measure_seconds = seconds
     forward = isinstance(asked, list)
     trial = Trial(
-        subject=subjects[subject],
+        subject=subjects[_index(subject)],
         choice=None if forward else _interned_choice(asked),
         scheme=Scheme(tuple(_interned_choice(text) for text in asked), execution) if forward else None,
         execution=execution,
@@ -208,11 +229,11 @@ def _unpack(row: Any, subjects: list[str], header: TableHeader) -> Trial:
         reason=reason,
         latency_us=latency,
         samples_us=tuple(samples),
-        max_error=errors[0],
-        error_budget=errors[1],
-        compile_seconds=seconds[0],
-        verify_seconds=seconds[1],
-        measure_seconds=seconds[2],
+        max_error=max_error,
+        error_budget=error_budget,
+        compile_seconds=compile_seconds,
+        verify_seconds=verify_seconds,
+        measure_seconds=measure_seconds,
         table=header.table,
         source_hash=source_hash,
         machine=header.machine,
@@ -221,6 +242,12 @@ def _unpack(row: Any, subjects: list[str], header: TableHeader) -> Trial:
     )
     check_trial(trial)
     return trial
+
+
+def _index(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError("an index is a whole number from 0")
+    return value
 
 
 _interned_choice = lru_cache(maxsize=None)(parse_choice)
@@ -233,18 +260,39 @@ def load_table(path: Path) -> RecordedTable:
         StoreError: If it is damaged, of another protocol, or cannot be read.
     """
     try:
-        with gzip.open(path, "rt") as file:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
             first = json.loads(next(file))
-            header = TableHeader.from_json(first)
-            subjects = list(map(str, first["subjects"]))
-            trials = tuple(_unpack(json.loads(line), subjects, header) for line in file)
+            header, subjects = TableHeader.from_json(first), _subjects(first)
+            trials = tuple(_row(number, line, subjects, header) for number, line in enumerate(file, 2))
+    except gzip.BadGzipFile as error:
+        raise StoreError(f"{path} is not a recorded table, or is damaged: {REMEDY}") from error
     except OSError as error:
-        raise StoreError(f"cannot read table {path}: {error}") from error
+        raise StoreError(f"cannot read table {path}: {os_reason(error)}") from error
     except StopIteration as error:
-        raise StoreError(f"table {path} is empty: install it again, or record it again") from error
-    except (ValueError, TypeError, LookupError, EOFError, RecursionError, zlib.error, AtofferError) as error:
-        raise StoreError(f"table {path} is damaged ({error}): install it again, or record it again") from error
+        raise StoreError(f"table {path} is empty: {REMEDY}") from error
+    except (EOFError, zlib.error) as error:
+        raise StoreError(f"table {path} is cut short or damaged: {REMEDY}") from error
+    except (*_OF_DAMAGE, SchemeError) as error:
+        raise StoreError(f"table {path} is damaged: {REMEDY}") from error
+    except StoreError as error:
+        raise StoreError(f"table {path} cannot be used, {error}: {REMEDY}") from error
     return RecordedTable(header, trials)
+
+
+def _row(number: int, line: str, subjects: list[str], header: TableHeader) -> Trial:
+    try:
+        return _unpack(json.loads(line), subjects, header)
+    except (*_OF_DAMAGE, SchemeError) as error:
+        raise StoreError(f"line {number} is no row of a table") from error
+    except StoreError as error:
+        raise StoreError(f"line {number} is damaged ({error})") from error
+
+
+def _subjects(header: Mapping[str, Any]) -> list[str]:
+    subjects = header["subjects"]
+    if not isinstance(subjects, list) or not all(isinstance(subject, str) for subject in subjects):
+        raise TypeError("subjects are texts")
+    return subjects
 
 
 def table_paths(folder: Path = RECORDS_FOLDER) -> tuple[Path, ...]:

@@ -2,18 +2,24 @@
 
 import hashlib
 import json
+import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
-from atoffer_rl.errors import AtofferError, StoreError
+from atoffer_rl.errors import StoreError
 from atoffer_rl.trial import PROTOCOL_VERSION, Answers, Machine, Request, Trial, request_key
+from atoffer_rl.whole_file import os_reason, real_path, whole_file
 
 APPLICATION_ID = 0x41744F66  # "AtOf": marks the file as a trial store
 LOCK_SECONDS = 5.0
+SIDE_FILES = ("-wal", "-shm", "-journal")
+KEPT = (b"SQLite format 3\0", b"\x1f\x8b")
+"""How stores and recorded tables begin."""
+OnDamage: TypeAlias = Callable[[StoreError], None]
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, kind TEXT NOT NULL, status TEXT NOT NULL, trial TEXT NOT NULL
@@ -42,51 +48,78 @@ class Store:
     A choice measured again is kept beside its earlier trials; the newest answers.
 
     Args:
-        path: The file; made, with its folders, if it is not there.
+        path: The file; made, with its folders, if it is not there, unless the store is for reading only.
         lock_seconds: How long to wait for another writer.
+        read_only: Change nothing; the file must be there.
 
     Raises:
         StoreError: If the file is damaged, locked, unwritable, no trial store, or of another protocol.
     """
 
-    def __init__(self, path: str | Path, lock_seconds: float = LOCK_SECONDS) -> None:
-        self.path = Path(path)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"cannot make the folder of store {self.path}: {error.strerror}; choose another"
-            ) from error
+    def __init__(self, path: str | Path, lock_seconds: float = LOCK_SECONDS, *, read_only: bool = False) -> None:
+        self.path, self._read_only = Path(path), read_only
+        if not read_only:
+            self._make_folder()
+        elif not self.path.is_file():
+            raise StoreError(f"there is no store {self.path}: choose another --store, or measure something first")
         with self._explained():
-            self._connection = sqlite3.connect(self.path, timeout=lock_seconds, isolation_level=None)
+            self._connection = sqlite3.connect(self._address(), timeout=lock_seconds, isolation_level=None, uri=True)
         try:
             self._prepare()
         except BaseException:
             self._connection.close()
             raise
 
+    def _address(self) -> str:
+        """The file for SQLite; a path may hold what means something in an address, `as_uri` quotes it."""
+        options = "mode=ro" if self._read_only else "mode=rwc"
+        if self._read_only and not os.access(self.path.parent, os.W_OK) and not self._beside("-wal").exists():
+            options += "&immutable=1"  # or SQLite would make files in a folder where it may not
+        return f"{self.path.absolute().as_uri()}?{options}"
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(self.path.name + suffix)
+
+    def _make_folder(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot make the folder of store {self.path}: {os_reason(error)}") from error
+
     def _prepare(self) -> None:
         with self._explained():
-            application, protocol = self._pragma("application_id"), self._pragma("user_version")
-            if application == 0 and self._pragma("page_count") == 0:
+            if self._is_blank():
+                if self._read_only:
+                    raise StoreError(f"store {self.path} was begun, but holds nothing: choose another --store")
                 self._create()
-            elif application != APPLICATION_ID:
-                raise StoreError(f"{self.path} is not a trial store: choose another --store")
-            elif protocol != PROTOCOL_VERSION:
-                raise StoreError(
-                    f"store {self.path} holds trials of protocol {protocol}, this version measures by protocol "
-                    f"{PROTOCOL_VERSION}: choose another --store"
-                )
-            if (verdict := self._pragma("quick_check(1)")) != "ok":
-                raise sqlite3.DatabaseError(str(verdict).splitlines()[0])
-            self._pragma("journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = FULL")
-            with self._transaction():
-                pass  # finds out now whether the store can be written
+            self._check_kind()
+            if self._pragma("quick_check(1)") != "ok":
+                raise StoreError(_damaged(self.path))
+            if not self._read_only:
+                self._pragma("journal_mode = WAL")
+                self._connection.execute("PRAGMA synchronous = FULL")
+                with self._transaction():
+                    pass  # finds out now whether the store can be written
+
+    def _is_blank(self) -> bool:
+        """Whether the file is new, or its making was cut short: its mark and tables come in one transaction."""
+        marks = self._pragma("application_id"), self._pragma("user_version")
+        entries = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        return marks == (0, 0) and entries == 0
+
+    def _check_kind(self) -> None:
+        if self._pragma("application_id") != APPLICATION_ID:
+            raise StoreError(f"{self.path} is not a trial store: choose another --store")
+        if (protocol := self._pragma("user_version")) != PROTOCOL_VERSION:
+            raise StoreError(
+                f"store {self.path} holds trials of protocol {protocol}, this version measures by protocol "
+                f"{PROTOCOL_VERSION}: choose another --store"
+            )
 
     def _create(self) -> None:
-        self._pragma("journal_mode = WAL")
         with self._transaction():
+            if not self._is_blank():  # another process was faster
+                return
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -108,11 +141,12 @@ class Store:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+                with suppress(sqlite3.Error):  # what went wrong first is what is told
+                    self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
 
     def add(self, trial: Trial) -> None:
         """Keep `trial`; it is on disk when this returns.
@@ -140,21 +174,34 @@ class Store:
             row = self._connection.execute(query, (key,)).fetchone()
         return self._trial(row[0]) if row else None
 
-    def trials(self) -> Iterator[Trial]:
+    def trials(self, on_damage: OnDamage | None = None) -> Iterator[Trial]:
         """Every trial, oldest first.
+
+        Args:
+            on_damage: Called for each trial that cannot be read, which is then left out; None raises instead.
 
         Raises:
             StoreError: If the store cannot be read.
         """
         with self._explained():
             for (text,) in self._connection.execute("SELECT trial FROM trials ORDER BY id"):
-                yield self._trial(text)
+                try:
+                    trial = self._trial(text)
+                except StoreError as error:
+                    if on_damage is None:
+                        raise
+                    on_damage(error)
+                else:
+                    yield trial
 
     def _trial(self, text: str) -> Trial:
         try:
-            return Trial.from_json(json.loads(text))
-        except (ValueError, RecursionError, AtofferError) as error:
-            raise StoreError(f"store {self.path} is damaged ({error}): move it away, or import an export") from error
+            return parse_trial(text)
+        except StoreError as error:
+            raise StoreError(
+                f"store {self.path} is damaged ({error}): write what can be read with atoffer records export "
+                "--skip-damaged, and import that into a new store"
+            ) from error
 
     def save_table(self, table: str, header: dict[str, Any]) -> None:
         """Keep the header of a table that is being recorded, in place of an earlier one.
@@ -174,35 +221,55 @@ class Store:
         """
         with self._explained():
             rows = self._connection.execute("SELECT id, header FROM tables ORDER BY rowid").fetchall()
-        return {str(table): json.loads(header) for table, header in rows}
+        try:
+            return {str(table): dict(json.loads(header)) for table, header in rows}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StoreError(_damaged(self.path)) from error
 
-    def export_jsonl(self, path: str | Path) -> int:
-        """Write every trial to `path`, one JSON object a line; says how many.
+    def export_jsonl(self, path: str | Path, on_damage: OnDamage | None = None) -> int:
+        """Write every trial to `path`, one JSON object a line; says how many. The file is complete or as it was.
+
+        Args:
+            path: The file.
+            on_damage: As for `trials`.
 
         Raises:
-            StoreError: If the store cannot be read or the file cannot be written.
+            StoreError: If the store cannot be read or holds no trial, or the file is a store or cannot be written.
         """
+        self._check_target(Path(path))
         count = 0
-        try:
-            with Path(path).open("w") as file:
-                for trial in self.trials():
-                    file.write(json.dumps(trial.to_json()) + "\n")
-                    count += 1
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror}") from error
+        with whole_file(Path(path), StoreError, "trials to") as file:
+            for trial in self.trials(on_damage):
+                file.write(json.dumps(trial.to_json()).encode() + b"\n")
+                count += 1
+            if not count:
+                raise StoreError(f"store {self.path} holds no trials: nothing was written")
         return count
 
-    def import_jsonl(self, path: str | Path) -> int:
-        """Add the trials of `path`, all of them or none; says how many.
+    def _check_target(self, path: Path) -> None:
+        try:
+            target = real_path(path)
+            own = [self.path, *map(self._beside, SIDE_FILES)]
+            if any(target == real_path(file) or (file.exists() and _same_file(path, file)) for file in own):
+                raise StoreError(f"{path} is the store itself: choose another file to write")
+            if target.is_file():
+                with target.open("rb") as file:
+                    if file.read(16).startswith(KEPT):
+                        raise StoreError(f"{path} holds a store or a recorded table: choose another file to write")
+        except OSError as error:
+            raise StoreError(f"cannot write trials to {path}: {os_reason(error)}") from error
+
+    def add_all(self, trials: Iterable[Trial]) -> int:
+        """Add `trials`, all of them or none; says how many.
 
         Raises:
-            StoreError: If a line is no trial of this protocol, or a file cannot be read or written.
+            StoreError: If they cannot be read or written.
         """
-        trials = list(read_jsonl(path))
+        added = list(trials)
         with self._explained(), self._transaction():
-            for trial in trials:
+            for trial in added:
                 self._insert(trial)
-        return len(trials)
+        return len(added)
 
     def close(self) -> None:
         """Close the file."""
@@ -224,30 +291,62 @@ def read_jsonl(path: str | Path) -> Iterator[Trial]:
         StoreError: If the file cannot be read, or a line is no trial of this protocol.
     """
     try:
-        with Path(path).open() as file:
+        with Path(path).open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 yield _checked(path, number, line)
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{path} is not text: give a file that atoffer records export wrote") from error
 
 
 def _checked(path: str | Path, number: int, line: str) -> Trial:
     try:
-        trial = Trial.from_json(json.loads(line))
-    except (ValueError, RecursionError, AtofferError) as error:
-        raise StoreError(f"{path}, line {number}: {error}") from error
+        trial = parse_trial(line)
+    except StoreError as error:
+        raise StoreError(f"{path}, line {number}: {error}; nothing was added: mend the line, or remove it") from error
     if trial.protocol != PROTOCOL_VERSION:
-        raise StoreError(f"{path}, line {number}: protocol {trial.protocol}, not {PROTOCOL_VERSION}")
+        raise StoreError(
+            f"{path}, line {number}: protocol {trial.protocol}, this version measures by protocol {PROTOCOL_VERSION}: "
+            "import it with the version that wrote it"
+        )
     return trial
+
+
+def parse_trial(text: str) -> Trial:
+    """The trial that `text` is the JSON of.
+
+    Raises:
+        StoreError: If it is none.
+    """
+    try:
+        return Trial.from_json(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StoreError("not a trial: it is no JSON") from error
+
+
+def _same_file(left: Path, right: Path) -> bool:
+    return left.exists() and left.samefile(right)
+
+
+def _damaged(path: Path) -> str:
+    return f"store {path} is damaged: move it away, and import an export of it with atoffer records import"
 
 
 def _explain(path: Path, error: sqlite3.Error) -> str:
     """One line that says what to do about an SQLite error."""
-    text = str(error)
-    if "locked" in text or "busy" in text:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # the rest says which kind of it
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"store {path} is locked by another process: wait for it, or choose another --store"
-    if "full" in text:
+    if code == sqlite3.SQLITE_FULL:
         return f"no space left for store {path}: free some, everything measured so far is kept"
-    if "readonly" in text or "unable to open" in text or "permission" in text:
-        return f"store {path} cannot be written ({text}): choose another --store"
-    return f"store {path} is damaged ({text}): move it away, or import an export with atoffer records import"
+    if code == sqlite3.SQLITE_IOERR:
+        return (
+            f"the system refused to read or write store {path}: free some space, raise the limit of file sizes "
+            "(ulimit -f) or choose another --store; everything measured so far is kept"
+        )
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return f"store {path} cannot be opened, or cannot be written: choose another --store"
+    if code == sqlite3.SQLITE_NOTADB:
+        return f"{path} is not a trial store, or is damaged: choose another --store, or move it away"
+    return _damaged(path)

@@ -2,18 +2,21 @@
 
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from math import inf
 from typing import Any, Self, TypeAlias
 
-from atoffer_rl.errors import StoreError
+from atoffer_rl.errors import SchemeError, StoreError
+from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import PLAIN, Choice, Scheme
+from atoffer_rl.scheme import EXECUTION_OPTIONS, PLAIN, Choice, Scheme
 from atoffer_rl.signature import signature
 from atoffer_rl.workload import Workload
 
 PROTOCOL_VERSION = 1
 Answers: TypeAlias = tuple[str, Choice | None, Scheme | None, str]
 """What a request asks and a trial answers: subject, choice, scheme, execution option."""
+LONGEST_US, LONGEST_SECONDS = 1e10, 1e7
+"""Nothing that was measured takes longer."""
+LONGEST_QUOTE = 60
 
 
 class Status(Enum):
@@ -184,29 +187,88 @@ class Trial:
             trial = cls(
                 **value
                 | {
-                    "choice": Choice.from_json(value["choice"]) if value["choice"] else None,
-                    "scheme": Scheme.from_json(value["scheme"]) if value["scheme"] else None,
+                    "choice": Choice.from_json(value["choice"]) if value["choice"] is not None else None,
+                    "scheme": Scheme.from_json(value["scheme"]) if value["scheme"] is not None else None,
                     "status": Status(value["status"]),
                     "samples_us": tuple(value["samples_us"]),
                     "machine": Machine(**value["machine"]),
                 }
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except SchemeError as error:
             raise StoreError(f"not a trial: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError("not a trial: a field is missing, unknown or of the wrong type") from error
         check_trial(trial)
         return trial
 
 
 def check_trial(trial: Trial) -> None:
-    """Accept a trial that has a latency if and only if it is ok: on disk anything may stand.
+    """Accept a trial that a measurement can have left: on disk anything may stand.
 
     Raises:
-        StoreError: If that is not so.
+        StoreError: If a field is of the wrong type or out of range, or fields contradict one another.
     """
-    latency_us = trial.latency_us
-    measured = isinstance(latency_us, int | float) and 0 <= latency_us < inf
-    if measured != trial.ok or not (measured or latency_us is None):
-        raise StoreError(f"a trial with status {trial.status.value} cannot have the latency {latency_us!r}")
+    _check_asked(trial)
+    for name in ("reason", "table", "source_hash", "taken"):
+        _require(isinstance(getattr(trial, name), str), name, getattr(trial, name))
+    check_machine(trial.machine)
+    _require(isinstance(trial.detail, dict), "detail", trial.detail)
+    _require(type(trial.protocol) is int, "protocol", trial.protocol)
+    for name in ("compile_seconds", "verify_seconds", "measure_seconds"):
+        value = getattr(trial, name)
+        _require(_is_number(value) and 0 <= value <= LONGEST_SECONDS, name, value)
+    for name in ("max_error", "error_budget"):
+        value = getattr(trial, name)
+        # What a wrong result is off by may be infinite, or no number.
+        _require(value is None or (_is_number(value) and not value < 0), name, value)
+    for sample in trial.samples_us:
+        _require(is_latency(sample), "samples_us", sample)
+    if is_latency(trial.latency_us) != trial.ok or not (trial.ok or trial.latency_us is None):
+        raise StoreError(
+            f"a trial with status {trial.status.value} cannot have the latency {_shortened(trial.latency_us)}"
+        )
+
+
+def _check_asked(trial: Trial) -> None:
+    _require(isinstance(trial.subject, str) and bool(trial.subject), "subject", trial.subject)
+    if (trial.choice is None) == (trial.scheme is None):
+        raise StoreError("a trial has either a choice or a scheme")
+    execution = trial.scheme.execution if trial.scheme is not None else trial.execution
+    _require(trial.execution in EXECUTION_OPTIONS and trial.execution == execution, "execution", trial.execution)
+    for choice in trial.scheme.choices if trial.scheme is not None else (trial.choice,):
+        if choice is not None:
+            names = [name for name, _ in choice.parameters]
+            right = 0 <= choice.run.first <= choice.run.last < OPERATOR_COUNT
+            _require(right and bool(choice.template) and len(set(names)) == len(names), "choice", choice)
+
+
+def check_machine(machine: Machine) -> None:
+    """Accept a machine whose fields are texts.
+
+    Raises:
+        StoreError: If one is not.
+    """
+    for name, value in vars(machine).items():
+        _require(isinstance(value, str), f"machine's {name}", value)
+
+
+def is_latency(value: Any) -> bool:
+    """Whether `value` is a time that something can have taken on a GPU, in microseconds."""
+    return _is_number(value) and 0 < value <= LONGEST_US
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _require(right: bool, name: str, value: object) -> None:
+    if not right:
+        raise StoreError(f"a trial's {name} cannot be {_shortened(value)}")
+
+
+def _shortened(value: object) -> str:
+    text = str(value) if isinstance(value, Choice) else repr(value)
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
 
 
 def request_key(request: Request) -> Answers:

@@ -7,7 +7,6 @@ a limit that keeps measuring new choices, one whose budget is spent, and one in 
 """
 
 import argparse
-import json
 import platform
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import gymnasium
 import numpy as np
 
 import atoffer_rl.envs  # noqa: F401  It registers the environment.
+from atoffer_rl.bench.record import write_record
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
@@ -46,7 +46,7 @@ def main() -> None:
         wall, processor = row["steps_per_second"], row["steps_per_cpu_second"]
         print(f"{row['situation']:<10} {wall:>9,.0f} steps a second, {processor:>9,.0f} a processor second")
     if arguments.json:
-        arguments.json.write_text(json.dumps(_header(table) | {"rows": rows}, indent=1) + "\n")
+        write_record(arguments.json, _header(table) | {"rows": rows})
 
 
 def _header(table: RecordedTable) -> dict[str, object]:

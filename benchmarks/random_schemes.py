@@ -4,7 +4,6 @@ Example: python benchmarks/random_schemes.py --schemes 200 --codes 200 --json ra
 """
 
 import argparse
-import json
 import random
 import sys
 from collections import Counter
@@ -12,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from atoffer_rl.atoffer_code import AtofferProgram
-from atoffer_rl.bench.record import record_of
+from atoffer_rl.bench.record import record_of, write_record
 from atoffer_rl.errors import AtofferError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.lowering import lower
@@ -62,8 +61,7 @@ def main() -> int:
             measurer.close()
     rows = [describe(name, trials) for name, trials in groups.items()]
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(record_of(rows) | {"workload": workload.to_json()}, indent=1) + "\n")
+        write_record(options.json, record_of(rows) | {"workload": workload.to_json()})
     return int(any(not trial.ok for trials in groups.values() for trial in trials))
 
 

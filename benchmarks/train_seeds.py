@@ -28,6 +28,7 @@ from atoffer_rl.agents.oracle import oracle
 from atoffer_rl.agents.ppo import PPOSearch
 from atoffer_rl.agents.rehearsal import Rehearsal
 from atoffer_rl.agents.session import Session, measured_us
+from atoffer_rl.bench.record import write_record
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
@@ -59,7 +60,7 @@ def main() -> None:
     summary = summarise(rows) | {"wall_seconds": time.monotonic() - started}
     print(json.dumps(summary, indent=1))
     if arguments.json:
-        arguments.json.write_text(json.dumps(_header(table) | summary | {"rows": rows}, indent=1) + "\n")
+        write_record(arguments.json, _header(table) | summary | {"rows": rows})
 
 
 def run_seed(seed: int, table_path: Path | None, policy: str) -> dict[str, Any]:

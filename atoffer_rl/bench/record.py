@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from atoffer_rl.bench.cells import IDENTITY
 from atoffer_rl.errors import LogError
 from atoffer_rl.kernels.machine import current_device, current_machine
+from atoffer_rl.whole_file import os_reason, whole_file
 
 PACKAGES = ("torch", "triton", "cupy-cuda13x", "cuda-core", "nvmath-python")
 MACHINE_FIELDS = ("device", "uuid", "driver", "versions")
@@ -125,7 +126,7 @@ def check_writable(path: Path) -> None:
         with TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise LogError(f"cannot write {path}: {error.strerror or error}") from error
+        raise LogError(f"cannot write {path}: {os_reason(error)}") from error
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -134,13 +135,12 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     Raises:
         LogError: If it cannot be written.
     """
-    partial = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(record, indent=1) + "\n")
-        partial.replace(path)
     except OSError as error:
-        raise LogError(f"cannot write {path}: {error.strerror or error}") from error
+        raise LogError(f"cannot write {path}: {os_reason(error)}") from error
+    with whole_file(path, LogError, "record") as file:
+        file.write((json.dumps(record, indent=1) + "\n").encode())
 
 
 def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:

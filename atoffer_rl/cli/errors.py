@@ -1,6 +1,5 @@
 """What a user sees when something goes wrong: one line on stderr, and an exit status."""
 
-import errno
 import os
 import sys
 import threading
@@ -11,6 +10,7 @@ from io import StringIO
 import typer
 
 from atoffer_rl.errors import AtofferError
+from atoffer_rl.whole_file import os_reason
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 # What typer raises for a wrong command line; click or typer's own copy of it defines the class.
@@ -66,11 +66,7 @@ def _drop_output() -> None:
 def os_error_sentence(error: OSError) -> str:
     """What the operating system refused, and what to do about it."""
     place = f"{error.filename}: " if error.filename is not None else ""
-    if error.errno == errno.ENOSPC:
-        return f"{place}the disk is full: free some space, or choose another folder"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{place}not allowed: choose a file or folder that you may use"
-    return f"{place}{error.strerror or error}"
+    return f"{place}{os_reason(error)}"
 
 
 def _complain_of_usage(program: str, error: Exception) -> int:

@@ -12,6 +12,7 @@ from atoffer_rl.errors import MaskError
 from atoffer_rl.mask_structure import BLOCK_SIZES, mask_structure
 from atoffer_rl.masks import MASK_NAMES, MAX_SEQ_LEN, Mask, parse_mask
 from atoffer_rl.plan_summary import MOST_PAIRS, PlanSummary, best_plan, plan_summaries
+from atoffer_rl.whole_file import whole_file
 
 _KEEPS = {
     "dense": "every pair",
@@ -112,6 +113,8 @@ def _facts(mask: Mask, seq_len: int) -> dict[str, Any]:
 def _draw(mask: Mask, seq_len: int, plan: PlanSummary | None, path: Path) -> None:
     from atoffer_rl.cli.mask_picture import draw_mask
 
-    draw_mask(mask, seq_len, plan).savefig(path, dpi=150)
+    picture = draw_mask(mask, seq_len, plan)
+    with whole_file(path, MaskError, "picture") as file:
+        picture.savefig(file, dpi=150, format="png")
     squares = mask.batches(seq_len)
     typer.echo(f"wrote {path}" + (f": the first of {squares} masks" if squares > 1 else ""), err=True)

@@ -11,7 +11,7 @@ from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.cli.record import sentence, summary
 from atoffer_rl.errors import NotRecorded, StoreError
 from atoffer_rl.records import RECORDS_FOLDER, describe, load_table, table_paths
-from atoffer_rl.store import Store
+from atoffer_rl.store import Store, read_jsonl
 from atoffer_rl.table_summary import check_sums
 
 app = typer.Typer(
@@ -43,7 +43,7 @@ def list_command(*, store: StoreOption = None, folder: FolderOption = RECORDS_FO
                     "forwards": len(table.forwards(workload)),
                 }
             )
-    counts = _store_counts(_store_path(store))
+    counts = _store_counts(store)
     if json:
         print_json({"tables": rows, "store": {"path": str(_store_path(store)), "trials": counts}})
         return
@@ -64,10 +64,10 @@ def _store_path(path: Path | None) -> Path:
     return path or default_store()
 
 
-def _store_counts(path: Path) -> dict[str, int]:
-    if not path.exists():
-        return {}
-    with Store(path) as store:
+def _store_counts(path: Path | None) -> dict[str, int]:
+    if path is None and not _store_path(path).exists():
+        return {}  # who has measured nothing yet has no store
+    with Store(_store_path(path), read_only=True) as store:
         return dict(sorted(Counter(f"{trial.kind} {trial.status.value}" for trial in store.trials()).items()))
 
 
@@ -103,15 +103,23 @@ def check_command(*, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = F
 
 @app.command("export")
 def export_command(
-    *, path: Annotated[Path, typer.Argument(help="File to write, one JSON trial a line.")], store: StoreOption = None
+    *,
+    path: Annotated[Path, typer.Argument(help="File to write, one JSON trial a line.")],
+    store: StoreOption = None,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out trials that cannot be read, and say how many they are.")
+    ] = False,
 ) -> None:
     """Write the store's trials as JSON lines.
 
     Example: atoffer records export trials.jsonl
     """
-    with Store(_store_path(store)) as opened:
-        count = opened.export_jsonl(path)
-    print_line(f"{count} trials written to {path}")
+    skipped: list[StoreError] = []
+    with Store(_store_path(store), read_only=True) as opened:
+        count = opened.export_jsonl(path, skipped.append if skip_damaged else None)
+    typer.echo(f"{count} trials written to {path}", err=not path.is_file())
+    if skipped:
+        typer.echo(f"{len(skipped)} damaged trials left out", err=True)
 
 
 @app.command("import")
@@ -122,6 +130,7 @@ def import_command(
 
     Example: atoffer records import trials.jsonl --store trials.db
     """
+    trials = list(read_jsonl(path))  # before a store is made for them
     with Store(_store_path(store)) as opened:
-        count = opened.import_jsonl(path)
+        count = opened.add_all(trials)
     print_line(f"{count} trials added to {_store_path(store)}")

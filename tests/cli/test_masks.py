@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from atoffer_rl.masks import MASK_NAMES
+from tests.core.test_whole_file import small_files
 
 
 def test_the_list_names_every_mask(atoffer):
@@ -40,6 +41,18 @@ def test_picture(atoffer, tmp_path):
 def test_bad_pictures(atoffer, tmp_path):
     assert "must end in .png" in atoffer("masks", "dense", "--png", tmp_path / "mask.gif").err
     assert "No such file" in atoffer("masks", "dense", "--png", tmp_path / "gone" / "mask.png").err
+
+
+def test_a_picture_that_fails_leaves_the_earlier_one(atoffer, tmp_path):
+    (tmp_path / "mask.png").write_bytes(b"precious")
+    for name in ("mask", "other"):
+        with small_files(1000):
+            outcome = atoffer("masks", "dense", "--seq-len", 64, "--json", "--png", tmp_path / f"{name}.png")
+        assert outcome.status == 1
+        assert f"{name}.png" in outcome.err
+        assert "ulimit -f" in outcome.err
+    assert (tmp_path / "mask.png").read_bytes() == b"precious"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_plans(atoffer):

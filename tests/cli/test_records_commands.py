@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from atoffer_rl.kernels import machine
+from atoffer_rl.kernels.measurers import open as open_measurers
 from atoffer_rl.records import save_table
 from atoffer_rl.shortest_path import best_schemes
 from atoffer_rl.store import Store
@@ -54,6 +55,54 @@ def test_export_and_import(atoffer, tmp_path):
         assert list(store.trials()) == [segment_trial()]
     (tmp_path / "bad.jsonl").write_text("{")
     assert atoffer("records", "import", tmp_path / "bad.jsonl", "--store", tmp_path / "two.db").status == 1
+
+
+@pytest.mark.parametrize("command", ["list", "export"])
+def test_a_store_that_is_missing_is_not_made(atoffer, folder, tmp_path, command):
+    (tmp_path / "backup.jsonl").write_text("precious")
+    words = ["--folder", folder] if command == "list" else [tmp_path / "backup.jsonl"]
+    outcome = atoffer("records", command, *words, "--store", tmp_path / "deep" / "typo.db")
+    assert outcome.status == 1
+    assert "there is no store" in outcome.err
+    assert not (tmp_path / "deep").exists()
+    assert (tmp_path / "backup.jsonl").read_text() == "precious"
+
+
+def test_who_has_measured_nothing_has_no_store(atoffer, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(open_measurers, "default_store", lambda: tmp_path / "deep" / "trials.db")
+    assert "empty" in atoffer("records", "list", "--folder", folder).out
+    assert atoffer("records", "export", tmp_path / "a.jsonl").status == 1
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_store_is_not_exported_onto_itself(atoffer, tmp_path, monkeypatch):
+    with Store(tmp_path / "self.db") as store:
+        store.add(segment_trial())
+    monkeypatch.chdir(tmp_path)
+    assert "the store itself" in atoffer("records", "export", "self.db", "--store", tmp_path / "self.db").err
+    assert "1 segment ok" in atoffer("records", "list", "--store", "self.db").out
+
+
+def test_damaged_trials_can_be_left_out(atoffer, tmp_path):
+    with Store(tmp_path / "one.db") as store:
+        store.add(segment_trial())
+        store._connection.execute("UPDATE trials SET trial = 'x'")
+        store.add(segment_trial())
+    words = "records", "export", tmp_path / "t.jsonl", "--store", tmp_path / "one.db"
+    assert "--skip-damaged" in atoffer(*words).err
+    assert not (tmp_path / "t.jsonl").exists()
+    outcome = atoffer(*words, "--skip-damaged")
+    assert (outcome.status, outcome.err) == (0, "1 damaged trials left out\n")
+    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_import_that_fails_makes_no_store(atoffer, tmp_path):
+    value = segment_trial().to_json()
+    for line in ("{", json.dumps(value | {"latency_us": True}), json.dumps(value | {"compile_seconds": "1"})):
+        (tmp_path / "bad.jsonl").write_text(line)
+        outcome = atoffer("records", "import", tmp_path / "bad.jsonl", "--store", tmp_path / "deep" / "s.db")
+        assert "line 1" in outcome.err
+    assert not (tmp_path / "deep").exists()
 
 
 def test_a_damaged_table_is_one_line(atoffer, folder):

@@ -28,6 +28,7 @@ from atoffer_rl.signature import signature
 from atoffer_rl.table_summary import best_recorded, check_sums, spearman
 from atoffer_rl.trial import Machine, Status, Trial
 from atoffer_rl.workload import Workload
+from tests.core.test_whole_file import small_files
 from tests.large_scores import LARGE_SCORES
 from tests.synthetic import synthetic_table
 
@@ -128,13 +129,67 @@ def test_damaged_rows(tmp_path: Path) -> None:
     header, first, *_ = gzip.decompress(path.read_bytes()).decode().splitlines()
     row = json.loads(first)
     assert row[3] == "ok"
-    changes = ((1, "x"), (1, 3), (3, "fine"), (3, "crashed"), (4, "fast"), (4, -1.0), (4, None), (4, math.nan), (6, []))
+    changes: list[tuple[int, object]] = [(1, "x"), (1, 3), (3, "fine"), (3, "crashed"), (6, []), (8, 3), (5, "abc")]
+    changes += [(4, value) for value in ("fast", -1.0, None, math.nan, 0, True, 1e308)]
+    changes += [(0, -1), (0, True), (0, 1000), (1, "[5,3]:toy(p=1)"), (1, "[0,0]:toy(p=1,p=2)"), (1, "[0,15]:toy(p=1)")]
+    changes += [(6, ["1", 0, 0]), (6, [0, True, 0]), (6, [0, 0, 1e308]), (6, [0, 0, 0, 0]), (7, ["x", 0]), (7, [0])]
     damaged = [json.dumps([*row[:place], value, *row[place + 1 :]]) for place, value in changes]
     for line in (*damaged, "[" * 100_000, "", "{}", "[1, 2]"):
         path.write_bytes(gzip.compress(f"{header}\n{line}\n".encode()))
-        with pytest.raises(StoreError, match="record it again") as error:
+        with pytest.raises(StoreError, match=r"line 2 .*record it again") as error:
             load_table(path)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("device", value) for value in (None, {}, H100.to_json() | {"multiprocessors": "132"})),
+        *(("machine", value) for value in (None, {"cards": 1}, {"device": 3})),
+        *(("workloads", value) for value in (None, 3, [3], [{"batch": 0}])),
+        *(("spaces", value) for value in (None, 3, {"toy": "1"}, {"toy": True})),
+        *(("anchors", value) for value in (None, 3, [3], [{"taken": "now", "latencies_us": {"math": 0}}])),
+        *(
+            ("anchors", [{"taken": "now", "latencies_us": {}, name: value}])
+            for name, value in (("temperature_c", "x"), ("taken", 3))
+        ),
+        *(("subjects", value) for value in (None, "abc", [3], {})),
+        ("table", 3),
+    ],
+)
+def test_damaged_headers(tmp_path: Path, name: str, value: object) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    save_table(toy_table(), path)
+    first, *rows = gzip.decompress(path.read_bytes()).decode().splitlines()
+    path.write_bytes(gzip.compress("\n".join([json.dumps(json.loads(first) | {name: value}), *rows]).encode()))
+    with pytest.raises(StoreError, match="record it again") as error:
+        load_table(path)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_file_is_is_told_plainly(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    for content, says in (
+        (b"hello", "not a recorded table"),
+        (gzip.compress(b'{"format": "atoffer-table-2", "protocol": 1}\n'), "another format or protocol"),
+        (gzip.compress(b'{"format": "atoffer-table-1", "protocol": 99}\n'), "another format or protocol"),
+        (gzip.compress(b"{}\n"), "not the header"),
+        (gzip.compress(b"x" * 1000)[:-12], "cut short"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match=f"{says}.*record it again") as error:
+            load_table(path)
+        assert "b'" not in str(error.value)
+        assert "damaged (" not in str(error.value)
+
+
+def test_a_table_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(b"precious")
+    with small_files(50), pytest.raises(StoreError, match="ulimit"):
+        save_table(toy_table(), path)
+    assert path.read_bytes() == b"precious"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("place", [0, 12, 200])

@@ -1,5 +1,6 @@
 """The trial store: what was added stays, and what is wrong is said in one line."""
 
+import gzip
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.store import Store, read_jsonl
 from atoffer_rl.trial import ForwardRequest, Machine, SegmentRequest, Status, Trial
 from atoffer_rl.workload import Workload
+from tests.core.test_whole_file import small_files
 
 WORKLOAD = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128)
 MACHINE = Machine("GPU", "uuid", "1", "13.0", "nvrtc", "cublas")
@@ -87,7 +89,7 @@ def test_jsonl_out_and_in(tmp_path: Path) -> None:
         store.add(segment_trial(latency_us=4.0))
         assert store.export_jsonl(tmp_path / "trials.jsonl") == 2
     with Store(tmp_path / "two.db") as store:
-        assert store.import_jsonl(tmp_path / "trials.jsonl") == 2
+        assert store.add_all(read_jsonl(tmp_path / "trials.jsonl")) == 2
         assert [trial.latency_us for trial in store.trials()] == [5.0, 4.0]
 
 
@@ -99,7 +101,7 @@ def test_an_import_with_a_bad_line_adds_nothing(tmp_path: Path, line: str) -> No
     with (tmp_path / "trials.jsonl").open("a") as file:
         file.write(line + "\n")
     with Store(tmp_path / "two.db") as store, pytest.raises(StoreError, match="line 2"):
-        store.import_jsonl(tmp_path / "trials.jsonl")
+        store.add_all(read_jsonl(tmp_path / "trials.jsonl"))
     with Store(tmp_path / "two.db") as store:
         assert not list(store.trials())
 
@@ -128,7 +130,7 @@ def test_a_store_with_overwritten_pages(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with Store(path) as store:
         for index in range(200):
-            store.add(segment_trial(latency_us=float(index)))
+            store.add(segment_trial(latency_us=index + 1.0))
     content = bytearray(path.read_bytes())
     content[4096 : 4096 * 8] = b"\xff" * (4096 * 7)
     path.write_bytes(content)
@@ -207,7 +209,7 @@ from tests.core.test_store import segment_trial
 from atoffer_rl.store import Store
 store = Store(sys.argv[1])
 for index in range(10_000):
-    store.add(segment_trial(latency_us=float(index)))
+    store.add(segment_trial(latency_us=index + 1.0))
     print(index, flush=True)
 """
 
@@ -225,7 +227,7 @@ def test_a_killed_writer_loses_nothing_that_was_committed(tmp_path: Path) -> Non
     last = int(reported[-1]) if reported else 40
     with Store(tmp_path / "store.db") as store:
         found = [trial.latency_us for trial in store.trials()]
-    assert found[: last + 1] == [float(index) for index in range(last + 1)]
+    assert found[: last + 1] == [index + 1.0 for index in range(last + 1)]
 
 
 @pytest.mark.parametrize(
@@ -244,5 +246,140 @@ def test_rows_that_are_no_trials(tmp_path: Path, text: str) -> None:
             list(store.trials())
         assert "\n" not in str(error.value)
         with pytest.raises(StoreError, match="line 1") as error:
-            store.import_jsonl(lines)
+            store.add_all(read_jsonl(lines))
         assert "\n" not in str(error.value)
+
+
+def full_store(path: Path) -> Path:
+    with Store(path) as store:
+        store.add(segment_trial())
+    return path
+
+
+@pytest.mark.parametrize("name", ["s.db", "s.db-wal", "./s.db", "../here/s.db", "link", "hard"])
+def test_a_store_is_not_exported_onto_itself(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "here"
+    path = full_store(folder / "s.db")
+    (folder / "link").symlink_to("s.db")
+    os.link(path, folder / "hard")
+    with Store(path, read_only=True) as store, pytest.raises(StoreError, match="the store itself"):
+        store.export_jsonl(f"{folder}/{name}")
+    with Store(path) as store:
+        assert list(store.trials()) == [segment_trial()]
+
+
+def test_no_other_store_and_no_table_is_overwritten(tmp_path: Path) -> None:
+    full_store(tmp_path / "other.db")
+    (tmp_path / "table.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+    with Store(full_store(tmp_path / "s.db")) as store:
+        for name in ("other.db", "table.jsonl.gz"):
+            before = (tmp_path / name).read_bytes()
+            with pytest.raises(StoreError, match="choose another file"):
+                store.export_jsonl(tmp_path / name)
+            assert (tmp_path / name).read_bytes() == before
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
+    path, backup = full_store(tmp_path / "s.db"), tmp_path / "backup.jsonl"
+    backup.write_text("precious")
+    Store(tmp_path / "empty.db").close()
+    with Store(tmp_path / "empty.db") as store, pytest.raises(StoreError, match="no trials"):
+        store.export_jsonl(backup)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO trials (key, kind, status, trial) VALUES ('', 'segment', 'ok', 3)")
+    with Store(path) as store:
+        with pytest.raises(StoreError, match="--skip-damaged"):
+            store.export_jsonl(backup)
+        with small_files(100), pytest.raises(StoreError, match="ulimit"):
+            store.export_jsonl(backup, lambda error: None)
+        assert backup.read_text() == "precious"
+        skipped: list[StoreError] = []
+        assert store.export_jsonl(backup, skipped.append) == len(skipped) == 1
+    assert list(read_jsonl(backup)) == [segment_trial()]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_reading_makes_and_changes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no store"):
+        Store(tmp_path / "deep" / "s.db", read_only=True)
+    assert not list(tmp_path.iterdir())
+    path = full_store(tmp_path / "odd name?mode=x#%20.db")
+    before = path.read_bytes()
+    with Store(path, read_only=True) as store:
+        assert len(list(store.trials())) == 1
+        with pytest.raises(StoreError, match="cannot be written"):
+            store.add(segment_trial())
+    assert path.read_bytes() == before
+    (tmp_path / "blank.db").touch()
+    with pytest.raises(StoreError, match="holds nothing"):
+        Store(tmp_path / "blank.db", read_only=True)
+
+
+def test_a_store_is_read_while_another_writes(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as writer:
+        writer.add(segment_trial())
+        writer._connection.execute("BEGIN IMMEDIATE")
+        with Store(tmp_path / "s.db", read_only=True) as store:
+            assert len(list(store.trials())) == 1
+        writer._connection.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1024, 4096, 8192, 12288, 20480, 40960])
+def test_a_store_whose_making_was_cut_short_is_made_again(tmp_path: Path, size_bytes: int) -> None:
+    with small_files(size_bytes):
+        try:
+            Store(tmp_path / "s.db").close()
+        except StoreError as error:
+            complaint = str(error)
+        else:
+            complaint = "free some space"
+    assert "free some space" in complaint
+    assert "damaged" not in complaint
+    with Store(tmp_path / "s.db") as store:
+        store.add(segment_trial())
+
+
+def test_a_file_with_a_header_alone_is_made_a_store(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    assert (tmp_path / "s.db").stat().st_size
+    full_store(tmp_path / "s.db")
+
+
+def test_a_commit_that_fails_is_no_damage_and_undone(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.add(segment_trial())
+        with small_files(4096), pytest.raises(StoreError, match="free some space") as error:
+            fill(store)
+        assert "everything measured so far is kept" in one_line(error)
+        kept = len(list(store.trials()))
+        store.add(segment_trial())
+        assert len(list(store.trials())) == kept + 1
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 20480), (4096, 8192), (4096, 20480)])
+def test_zeroed_pages_are_told_plainly(tmp_path: Path, begin: int, end: int) -> None:
+    path = full_store(tmp_path / "s.db")
+    content = bytearray(path.read_bytes())
+    content[begin:end] = bytes(len(content[begin:end]))
+    path.write_bytes(content)
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="move it away") as error:
+            Store(path, read_only=read_only)
+        assert "***" not in one_line(error)
+
+
+@pytest.mark.parametrize("header", ["{", b"x", 3])
+def test_headers_of_tables_that_are_none(tmp_path: Path, header: object) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store._connection.execute("INSERT INTO tables VALUES ('t', ?)", (header,))
+        with pytest.raises(StoreError, match="damaged"):
+            store.tables()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"SQLite format 3\0" * 9])
+def test_a_file_that_is_no_export(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(StoreError) as error:
+        list(read_jsonl(tmp_path / "a"))
+    assert "0x" not in one_line(error)
