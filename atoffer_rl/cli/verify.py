@@ -10,6 +10,8 @@ import typer
 from atoffer_rl.cli.options import JsonOption
 from atoffer_rl.errors import ExportError
 
+RUNTIME = "runtime.py"
+
 
 def command(
     folder: Annotated[Path, typer.Argument(help="An export.")],
@@ -19,10 +21,32 @@ def command(
 
     Example: atoffer verify out/scheme
     """
-    runtime = folder / "runtime.py"
-    if not runtime.is_file():
-        raise ExportError(f"{folder} is not an export: it has no runtime.py")
+    from atoffer_rl.kernels.export.payload import runtime
+
+    if not (folder / runtime.MANIFEST).is_file():
+        raise ExportError(f"{folder} is not an export: it has no {runtime.MANIFEST}")
+    try:
+        exported = runtime.read_manifest(folder)["files"]  # before what lies beside it is run
+    except runtime.ExportError as error:
+        raise ExportError(str(error)) from error
+    if RUNTIME not in exported:
+        raise ExportError(f"{folder} is not a whole export, it has no {RUNTIME}: export again")
+    before = _stamp(folder / runtime.VERIFIED)
     # The export's own runtime, in its own process: what is checked is what will be deployed.
-    status = subprocess.call([sys.executable, str(runtime), "verify", *(["--json"] if json else [])])
+    script = (folder / RUNTIME).absolute()
+    status = subprocess.call([sys.executable, str(script), "verify", *(["--json"] if json else [])])
+    if status < 0:
+        raise ExportError(f"the check of {folder} was killed by signal {-status}: nothing is verified")
     if status:
         raise typer.Exit(status)
+    if _stamp(folder / runtime.VERIFIED) in (None, before):
+        raise ExportError(f"{folder} verified nothing: export again")
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Of the file that is there now; it changes when the file is written again."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

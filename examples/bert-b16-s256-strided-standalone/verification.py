@@ -28,11 +28,19 @@ def verify(folder: Path) -> dict[str, Any]:
     scheme = BEST if good else SAFE
     record = {"scheme": scheme, "usable": results[scheme]["right"], "schemes": results}
     record["summary"] = _summary(scheme, results)
-    try:
-        (folder / VERIFIED).write_text(json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        raise ExportError(f"cannot write {folder / VERIFIED}: {error.strerror}") from error
+    _keep(folder / VERIFIED, json.dumps(record, indent=1) + "\n")
     return record
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all: half of it would settle nothing."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ExportError(f"cannot write {path} ({error.strerror}): make room, or copy the export elsewhere") from error
 
 
 def _summary(scheme: str, results: dict[str, Any]) -> str:

@@ -34,6 +34,7 @@ from atoffer_rl.operators import WEIGHTS
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.trial import Trial
+from atoffer_rl.whole_file import os_reason, real_path
 from atoffer_rl.workload import Workload
 
 PAYLOAD = ("runtime", "reference", "verification", "bench")
@@ -46,6 +47,8 @@ LIBRARY_MODULES = (
 )
 TOLERANCE_RULE = "max|out - ref| <= 2 * (max|eager - ref| + eps * max|ref|), ref in float64"
 SCRATCH = ".export-"
+MADE_WITH = "atoffer_rl "
+COMPILED = "__pycache__"
 
 
 @dataclass(frozen=True)
@@ -81,39 +84,73 @@ def write_export(export: Export, folder: Path) -> Path:
         ExportError: If the folder holds something else, or cannot be written.
     """
     LegalSpace(export.workload, export.device).check(export.scheme)
-    check_folder(folder)
-    with _writing(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=SCRATCH) as scratch:
+    target = check_folder(folder)
+    with _writing(folder), tempfile.TemporaryDirectory(dir=target.parent, prefix=SCRATCH) as scratch:
         made = Path(scratch) / "export"
         _Writer(export, made).write()
-        if folder.exists():
-            folder.rename(Path(scratch) / "replaced")
-        made.rename(folder)
+        _replace(target, made, Path(scratch) / "replaced")
     return folder
 
 
-def check_folder(folder: Path) -> None:
+def _replace(target: Path, made: Path, replaced: Path) -> None:
+    if target.exists():
+        target.rename(replaced)
+    try:
+        made.rename(target)
+    except BaseException:
+        if replaced.exists():
+            replaced.rename(target)
+        raise
+
+
+def check_folder(folder: Path) -> Path:
     """Accept a folder that an export can be written to; the folder that it lies in is made.
+
+    Returns:
+        The folder, with all links followed.
 
     Raises:
         ExportError: If it holds something else, or cannot be written.
     """
     with _writing(folder):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            _check_earlier(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=SCRATCH):
+        target = real_path(folder)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            _check_earlier(folder, target)
+        if target.exists() and Path.cwd().is_relative_to(target):
+            raise ExportError(f"{folder} is the folder that you are in: go to another, or choose another folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=SCRATCH):
             pass
+    return target
 
 
-def _check_earlier(folder: Path) -> None:
+def _check_earlier(folder: Path, target: Path) -> None:
     """Accept an export that may be replaced, with nothing of the user's in it."""
+    files = {MANIFEST, VERIFIED, *_exported_files(folder)}
+    folders = {str(parent) for name in files for parent in Path(name).parents}
+    for path in sorted(target.rglob("*")):
+        name = str(path.relative_to(target))
+        if path.is_symlink():
+            known = False
+        elif path.is_dir():
+            known = name in folders or path.name == COMPILED
+        else:
+            known = name in files or (path.parent.name == COMPILED and path.suffix == ".pyc")
+        if not known:
+            raise ExportError(
+                f"{folder / name} is not of the export that lies there: move it, or choose another folder"
+            )
+
+
+def _exported_files(folder: Path) -> list[str]:
+    """What the manifest in `folder` says an export wrote; it is this program's, and as it was written."""
     try:
-        files = {MANIFEST, VERIFIED, *json.loads((folder / MANIFEST).read_text())["files"]}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ExportError(f"{folder} exists and is not an export: choose another folder") from error
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if str(path.relative_to(folder)) not in files and path.parent.name != "__pycache__":
-            raise ExportError(f"{path} is not of the export that lies there: move it, or choose another folder")
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if str(manifest["made_with"]).startswith(MADE_WITH) and manifest["checksum"] == manifest_checksum(manifest):
+            return list(manifest["files"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass  # whatever it is, it is no export
+    raise ExportError(f"{folder} is not an export, or a damaged one: move it away, or choose another folder")
 
 
 @contextmanager
@@ -121,8 +158,7 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise ExportError(f"cannot write the export to {folder} ({reason}): choose another folder") from error
+        raise ExportError(f"cannot write the export to {folder}: {os_reason(error)}") from error
 
 
 class _Writer:
@@ -147,7 +183,7 @@ class _Writer:
         tensors = layer_tensors(workload)
         manifest = {
             "format": FORMAT,
-            "made_with": f"atoffer_rl {__version__}",
+            "made_with": MADE_WITH + __version__,
             "workload": workload.to_json(),
             "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()},
             "weights": list(WEIGHTS),

@@ -41,3 +41,16 @@ def test_a_scheme_with_library_calls_is_not_standalone(atoffer, tmp_path, table)
     assert outcome.status == 1
     assert "calls a library" in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_link_stays_a_link_and_its_target_is_written(atoffer, tmp_path, table):
+    (tmp_path / "link").symlink_to("scheme")
+    for _ in range(2):
+        assert atoffer("export", tmp_path / "link", *SHAPE, "--standalone").status == 0
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "scheme/manifest.json").is_file()
+
+
+def test_the_folder_that_one_is_in_is_not_replaced(atoffer, tmp_path, table, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "that you are in" in atoffer("export", ".", *SHAPE, "--standalone").err

@@ -333,10 +333,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not whole:
         raise ExportError(f"{folder / MANIFEST} is altered: export again")
     for name, checksum in files.items():
-        path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != checksum:
-            raise ExportError(f"{path} is missing or altered: export again")
+        if _file_checksum(folder / name) != checksum:
+            raise ExportError(f"{folder / name} is missing or altered: export again")
     return manifest
+
+
+def _file_checksum(path: Path) -> str:
+    """Empty where there is no file to read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return ""
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> str:
@@ -370,6 +377,9 @@ def main() -> int:
         result = verify(options.folder)
     except ExportError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print("error: not enough GPU memory: free some, or export for a smaller batch", file=sys.stderr)
         return 1
     print(json.dumps(result) if options.json else result["summary"])
     return 0 if result["usable"] else 1

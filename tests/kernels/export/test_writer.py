@@ -135,6 +135,51 @@ def test_another_program_s_manifest_is_no_export(tmp_path: Path, content: str) -
     assert (tmp_path / "precious.txt").read_text() == "x"
 
 
+@pytest.mark.parametrize("format_", [None, runtime.FORMAT])
+def test_a_manifest_that_names_a_user_s_files_is_no_export(tmp_path: Path, format_: int | None) -> None:
+    manifest = {"format": format_, "made_with": "mine", "files": {"precious.txt": ""}}
+    for value in (manifest, manifest | {"made_with": "atoffer_rl 9"}, manifest | {"made_with": 3}):
+        (tmp_path / "manifest.json").write_text(json.dumps(value))
+        (tmp_path / "precious.txt").write_text("x")
+        with pytest.raises(ExportError, match="choose another folder"):
+            check_folder(tmp_path)
+    assert (tmp_path / "precious.txt").read_text() == "x"
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "dangling", "compiled"])
+def test_whatever_a_user_put_into_an_export_is_told(folder: Path, tmp_path: Path, kind: str) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    (copy / "__pycache__").mkdir()
+    (copy / "__pycache__/runtime.cpython-311.pyc").touch()
+    check_folder(copy)
+    if kind == "folder":
+        (copy / "mine").mkdir()
+    elif kind == "compiled":
+        (copy / "__pycache__/mine.txt").touch()
+    else:
+        (copy / "mine").symlink_to(tmp_path if kind == "link" else "gone")
+    with pytest.raises(ExportError, match=r"mine.* is not of the export"):
+        check_folder(copy)
+
+
+def test_an_earlier_export_stays_where_the_new_one_cannot_take_its_place(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    rename = Path.rename
+
+    def refuse_new(path: Path, target: Path) -> Path:
+        if path.name == "export":
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+    with pytest.raises(ExportError, match="free some space"):
+        write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), copy)
+    assert runtime.read_manifest(copy)
+    assert list(tmp_path.iterdir()) == [copy]
+
+
 def test_what_a_user_put_into_an_export_is_kept(folder: Path) -> None:
     check_folder(folder)
     (folder / "verified.json").write_text("{}")
@@ -151,7 +196,7 @@ def test_what_a_user_put_into_an_export_is_kept(folder: Path) -> None:
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/atoffer"])
 def test_a_place_that_cannot_be_written_is_told_before_anything_is_made(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ExportError, match="choose another folder"):
+    with pytest.raises(ExportError, match="choose another"):
         check_folder(tmp_path / place)
 
 
@@ -194,6 +239,14 @@ def test_whatever_is_altered_in_a_manifest_is_noticed(folder: Path, tmp_path: Pa
     whole["schemes"]["best"]["segments"][0]["grid"] = [1, 1, 1]
     (copy / "manifest.json").write_text(json.dumps(whole))
     with pytest.raises(runtime.ExportError, match="altered"):
+        runtime.read_manifest(copy)
+
+
+def test_a_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    (copy / "plan/mask.npy").unlink()
+    (copy / "plan/mask.npy").mkdir()
+    with pytest.raises(runtime.ExportError, match=r"mask\.npy is missing or altered"):
         runtime.read_manifest(copy)
 
 
