@@ -221,8 +221,9 @@ def check_trial(trial: Trial) -> None:
         value = getattr(trial, name)
         # What a wrong result is off by may be infinite, or no number.
         _require(value is None or (_is_number(value) and not value < 0), name, value)
-    for sample in trial.samples_us:
-        _require(is_latency(sample), "samples_us", sample)
+    samples = trial.samples_us
+    numbers = set(map(type, samples)) <= {int, float}
+    _require(numbers and all(0 < sample <= LONGEST_US for sample in samples), "samples_us", list(samples))
     if is_latency(trial.latency_us) != trial.ok or not (trial.ok or trial.latency_us is None):
         raise StoreError(
             f"a trial with status {trial.status.value} cannot have the latency {_shortened(trial.latency_us)}"
