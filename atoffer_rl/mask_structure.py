@@ -42,8 +42,8 @@ def mask_structure(mask: Mask, seq_len: int) -> MaskStructure:
 def _any_of(keep: Keep, count: int) -> Keep:
     """Whether any of each `count` rows of (masks, rows, columns) keeps a column; the last may be fewer."""
     whole = keep.shape[1] // count * count
-    grouped: Keep = keep[:, :whole].reshape(len(keep), -1, count, keep.shape[2]).any(axis=2)
-    last: Keep = keep[:, whole:].any(axis=1, keepdims=True)
+    grouped: Keep = np.any(keep[:, :whole].reshape(len(keep), -1, count, keep.shape[2]), axis=2)
+    last: Keep = np.any(keep[:, whole:], axis=1, keepdims=True)
     return np.concatenate([grouped, last], axis=1) if whole < keep.shape[1] else grouped
 
 
