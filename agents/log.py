@@ -4,8 +4,9 @@ import fcntl
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -90,6 +91,25 @@ class RunLog:
                 self._lines.write(json.dumps(record) + "\n")
                 self._lines.flush()
 
+    def keep_trials(self, choices: Container[str]) -> None:
+        """Drop the trials of choices that are none of `choices`, and what is written twice.
+
+        A run that was killed wrote trials after its checkpoint; what it knows no more, it will measure and write again.
+        """
+        if self.folder is None:
+            return
+        with self._writing():
+            self._lines.flush()
+            lines = (self.folder / TRIALS_FILE).read_bytes().splitlines(keepends=True)
+            first: dict[str, bytes] = {}
+            for line in lines:
+                first.setdefault(_choice_in(line), line)
+            kept = [line for choice, line in first.items() if choice in choices]
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(lines, kept, strict=False)))
+            self._lines.truncate(sum(map(len, kept[:same])))
+            self._lines.write(b"".join(kept[same:]).decode())
+            self._lines.flush()
+
     def result(self, record: Mapping[str, Any]) -> None:
         """Write the result."""
         if self.folder is not None:
@@ -128,6 +148,14 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, earlier)
         if pressed:
             signal.raise_signal(signal.SIGINT)
+
+
+def _choice_in(line: bytes) -> str:
+    """The choice that a line of trials is about; empty if it is no such line."""
+    try:
+        return str(json.loads(line)["choice"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
 
 
 def _opened_trials(path: Path) -> TextIO:

@@ -20,6 +20,8 @@ from atoffer_rl.agents.hyperparameters import LearningConfig
 from atoffer_rl.envs.observation import GLOBAL_SIZE
 
 SCORE_GAIN = 0.01
+LARGEST_SCORE = 1e6
+"""Far below what illegal options are set to, so that whatever the weights are none of those is likelier."""
 
 
 class OptionNetwork(nn.Module):
@@ -74,8 +76,8 @@ class OptionNetwork(nn.Module):
 
     def _scores(self, of_options: Tensor, pooled: Tensor) -> Tensor:
         mixed = torch.relu(self.mix_option(of_options) + self.mix_pooled(pooled).unsqueeze(1))
-        scores: Tensor = self.score(mixed)
-        return scores.squeeze(2)
+        scores: Tensor = self.score(mixed).squeeze(2).clamp(-LARGEST_SCORE, LARGEST_SCORE)
+        return scores
 
 
 class OptionPolicy(MaskableActorCriticPolicy):
