@@ -129,10 +129,10 @@ class LegalSpace:
             return f"{choice.template} does not implement {choice.run} here: see atoffer schemes --why {ends}"
         wanted = dict(choice.parameters)
         known = [name for name, _ in offered[0].parameters]
-        wrong = {"has no": [name for name in wanted if name not in known]}
-        wrong["lacks"] = [name for name in known if name not in wanted]
-        if parts := [f"{verb} {', '.join(names)}" for verb, names in wrong.items() if names]:
-            return f"{choice.template} takes {', '.join(known)}; the choice {' and '.join(parts)}"
+        wrong = {"unknown": [name for name in wanted if name not in known]}
+        wrong["missing"] = [name for name in known if name not in wanted]
+        if parts := [f"{what}: {', '.join(names)}" for what, names in wrong.items() if names]:
+            return f"{choice.template} takes {', '.join(known)}; {'; '.join(parts)}"
         values = tuple((name, wanted[name]) for name in known)
         if values in load_space(choice.template).candidates(self.workload, choice.run):
             return str(template.impossible(self.workload, choice.run, wanted, self.device))

@@ -108,8 +108,8 @@ def test_a_choice_that_is_not_offered_is_told_why():
     space = LegalSpace(Workload())
     run = Run(0, 0)
     for changes, says in (
-        ({"tile_m": None}, r"gemm takes .*tile_m.*; the choice lacks tile_m$"),
-        ({"tile_m": None, "rows": 3}, "the choice has no rows and lacks tile_m$"),
+        ({"tile_m": None}, r"gemm takes .*tile_m.*; missing: tile_m$"),
+        ({"tile_m": None, "rows": 3}, "unknown: rows; missing: tile_m$"),
         ({"tile_m": 10**30}, r"does not offer these values; the nearest that it does: \[0,0\]:gemm\(.*tile_m"),
     ):
         with pytest.raises(SchemeError, match=says):
