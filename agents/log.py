@@ -2,8 +2,6 @@
 
 import fcntl
 import json
-import signal
-import threading
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
@@ -11,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from atoffer_rl.agents.uninterrupted import uninterrupted
 from atoffer_rl.errors import LogError
 
 if TYPE_CHECKING:
@@ -127,27 +126,11 @@ class RunLog:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
-            with _uninterrupted():
+            with uninterrupted():
                 yield
         except OSError as error:
             reason = error.strerror or str(error)
             raise LogError(f"cannot write the log folder {self.folder} ({reason}): use another --log-folder") from error
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back: in the midst of TensorBoard's queue it would leave a lock taken, and the next write hangs."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield  # signals reach the main thread alone, and a handler that is not Python's cannot be put back
-        return
-    pressed: list[int] = []
-    earlier = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, earlier)
-        if pressed:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _choice_in(line: bytes) -> str:
