@@ -7,17 +7,20 @@ what the run had measured, so that it can go on.
 import io
 import json
 import pickle
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from atoffer_rl.agents.hyperparameters import MAX_HIDDEN
+from atoffer_rl.agents.training_state import check_training_state
 from atoffer_rl.envs.space_hash import check_space_hash
 from atoffer_rl.errors import LogError, PolicyError
 
@@ -25,6 +28,8 @@ FORMAT = "atoffer-policy-1"
 SHIPPED_POLICY = Path(__file__).parent / "policies" / "shipped.zip"
 MAX_BYTES = 2**28
 """A policy takes a few hundred kilobytes; what claims more is not unpacked."""
+LARGEST_WEIGHT = 1000.0
+"""Weights are of order one; with none beyond this, no activation or squared error overflows."""
 _OF_DAMAGE = (
     ValueError,
     TypeError,
@@ -103,12 +108,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         PolicyError: If it is missing, damaged, or was trained for another space.
     """
+    content = _content(path)
     try:
-        with zipfile.ZipFile(path) as file:
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
             if sum(member.file_size for member in file.infolist()) > MAX_BYTES:
                 raise PolicyError(f"{path} unpacks to more than a policy takes: use another")
             about = json.loads(file.read("about.json"))
-            tensors = torch.load(io.BytesIO(file.read("tensors.pt")), map_location="cpu", weights_only=True)
+            tensors = _tensors(file.read("tensors.pt"))
         if about["format"] != FORMAT:
             raise PolicyError(f"{path} is of format {about['format']}, this version reads {FORMAT}: train it again")
         checkpoint = Checkpoint(
@@ -119,18 +125,48 @@ def load_checkpoint(path: Path) -> Checkpoint:
             optimizer=tensors.get("optimizer", {}),
             random_state=tensors.get("random_state"),
         )
-    except FileNotFoundError as error:
-        raise PolicyError(f"there is no policy {path}: give the path of a checkpoint.zip") from error
+        check_space_hash(checkpoint.space)
+        if checkpoint.resumable:
+            check_training_state(checkpoint.weights, checkpoint.hidden, checkpoint.optimizer, checkpoint.random_state)
     except (OSError, EOFError, ArithmeticError, *_OF_DAMAGE) as error:
         raise PolicyError(f"{path} is damaged or not a checkpoint: use another, or train it again") from error
-    check_space_hash(checkpoint.space)
     return checkpoint
+
+
+def _content(path: Path) -> bytes:
+    """What the file holds.
+
+    Raises:
+        PolicyError: If it cannot be read, or is far larger than a policy.
+    """
+    try:
+        stat = path.stat()
+        if not S_ISREG(stat.st_mode):
+            kind = "a folder" if S_ISDIR(stat.st_mode) else "not a file"
+            raise PolicyError(f"{path} is {kind}: give the path of a checkpoint.zip")
+        if stat.st_size > MAX_BYTES:
+            raise PolicyError(f"{path} is larger than a policy: give the path of a checkpoint.zip")
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise PolicyError(f"there is no policy {path}: give the path of a checkpoint.zip") from error
+    except OSError as error:
+        raise PolicyError(f"cannot read policy {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise PolicyError(f"there can be no policy {str(path)!r}: {error}") from error
+
+
+def _tensors(content: bytes) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pickles that are none of torch's, which the error says
+        tensors: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return tensors
 
 
 def _weights(value: Any) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = dict(value)
-    if not all(tensor.is_floating_point() and bool(tensor.isfinite().all()) for tensor in weights.values()):
-        raise ValueError("weights are finite numbers")
+    for tensor in weights.values():
+        if not tensor.is_floating_point() or not bool((tensor.abs() <= LARGEST_WEIGHT).all()):
+            raise ValueError(f"weights are numbers up to {LARGEST_WEIGHT}")
     return weights
 
 

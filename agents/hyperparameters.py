@@ -12,8 +12,9 @@ from atoffer_rl.errors import AtofferError
 CONFIG_FOLDER = Path(__file__).parent / "config"
 SECTION = "atoffer/FusionScheme-v0"
 LARGEST = 10**9
-MAX_ENVS = 64
-MAX_HIDDEN = 4096
+MAX_ENVS = 16
+MAX_HIDDEN = 512
+LEARNING_RATES = (1e-9, 0.1)
 MAX_SEED = 2**32 - 1
 _BOUNDS = {
     "n_envs": (1, MAX_ENVS),
@@ -21,13 +22,17 @@ _BOUNDS = {
     "batch_size": (2, 10**6),
     "n_epochs": (1, 10**4),
     "hidden": (1, MAX_HIDDEN),
-    "learning_rate": (1e-9, 1.0),
+    "learning_rate": LEARNING_RATES,
     "gae_lambda": (0.0, 1.0),
     "clip_range": (1e-6, 1.0),
     "max_grad_norm": (1e-9, LARGEST),
     "settle_rollouts": (1, LARGEST),
 }
 """Least and largest value of hyperparameters that cannot be anything from 0 to `LARGEST`."""
+
+
+_OF_YAML = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What its constructors raise besides its own errors, and what a text raises that holds no sections."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,16 @@ def pretrain_config(
 
 def _values(config: type, path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        values: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))[SECTION]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, KeyError, TypeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise AtofferError(f"there is no file of hyperparameters {path}: give the path of a YAML file") from error
+    except OSError as error:
+        raise AtofferError(f"cannot read hyperparameters {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise AtofferError(f"cannot read hyperparameters {str(path)!r}: it names or holds no text") from error
+    try:
+        values: dict[str, Any] = yaml.safe_load(text)[SECTION]
+    except (yaml.YAMLError, RecursionError, *_OF_YAML) as error:
         raise AtofferError(f"cannot read hyperparameters from {path}: it needs a section {SECTION}") from error
     if not isinstance(values, dict):
         raise AtofferError(f"{path}: section {SECTION} must map names to values")

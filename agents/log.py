@@ -2,14 +2,14 @@
 
 import fcntl
 import json
-import signal
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from atoffer_rl.agents.uninterrupted import uninterrupted
 from atoffer_rl.errors import LogError
 
 if TYPE_CHECKING:
@@ -90,6 +90,25 @@ class RunLog:
                 self._lines.write(json.dumps(record) + "\n")
                 self._lines.flush()
 
+    def keep_trials(self, choices: Container[str]) -> None:
+        """Drop the trials of choices that are none of `choices`, and what is written twice.
+
+        A run that was killed wrote trials after its checkpoint; what it knows no more, it will measure and write again.
+        """
+        if self.folder is None:
+            return
+        with self._writing():
+            self._lines.flush()
+            lines = (self.folder / TRIALS_FILE).read_bytes().splitlines(keepends=True)
+            first: dict[str, bytes] = {}
+            for line in lines:
+                first.setdefault(_choice_in(line), line)
+            kept = [line for choice, line in first.items() if choice in choices]
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(lines, kept, strict=False)))
+            self._lines.truncate(sum(map(len, kept[:same])))
+            self._lines.write(b"".join(kept[same:]).decode())
+            self._lines.flush()
+
     def result(self, record: Mapping[str, Any]) -> None:
         """Write the result."""
         if self.folder is not None:
@@ -107,27 +126,19 @@ class RunLog:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
-            with _uninterrupted():
+            with uninterrupted():
                 yield
         except OSError as error:
             reason = error.strerror or str(error)
             raise LogError(f"cannot write the log folder {self.folder} ({reason}): use another --log-folder") from error
 
 
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back: in the midst of TensorBoard's queue it would leave a lock taken, and the next write hangs."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield  # signals reach the main thread alone, and a handler that is not Python's cannot be put back
-        return
-    pressed: list[int] = []
-    earlier = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+def _choice_in(line: bytes) -> str:
+    """The choice that a line of trials is about; empty if it is no such line."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, earlier)
-        if pressed:
-            signal.raise_signal(signal.SIGINT)
+        return str(json.loads(line)["choice"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
 
 
 def _opened_trials(path: Path) -> TextIO:

@@ -17,9 +17,12 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
 from atoffer_rl.agents.hyperparameters import LearningConfig
+from atoffer_rl.agents.uninterrupted import uninterrupted
 from atoffer_rl.envs.observation import GLOBAL_SIZE
 
 SCORE_GAIN = 0.01
+LARGEST_SCORE = 1e6
+"""Far below what illegal options are set to, so that whatever the weights are none of those is likelier."""
 
 
 class OptionNetwork(nn.Module):
@@ -74,8 +77,17 @@ class OptionNetwork(nn.Module):
 
     def _scores(self, of_options: Tensor, pooled: Tensor) -> Tensor:
         mixed = torch.relu(self.mix_option(of_options) + self.mix_pooled(pooled).unsqueeze(1))
-        scores: Tensor = self.score(mixed)
-        return scores.squeeze(2)
+        scores: Tensor = self.score(mixed).squeeze(2).clamp(-LARGEST_SCORE, LARGEST_SCORE)
+        return scores
+
+
+class WholeStepAdam(torch.optim.Adam):
+    """Adam whose steps Ctrl-C does not cut in two: what is saved after it is the state between two steps."""
+
+    def step(self, closure: Any = None) -> Any:
+        """A step of `torch.optim.Adam`."""
+        with uninterrupted():
+            return super().step(closure)
 
 
 class OptionPolicy(MaskableActorCriticPolicy):
@@ -114,11 +126,7 @@ class OptionPolicy(MaskableActorCriticPolicy):
         assert isinstance(network, OptionNetwork)
         nn.init.orthogonal_(network.score.weight, gain=SCORE_GAIN)
         self.action_net = nn.Identity()
-        self.optimizer = self.optimizer_class(
-            self.parameters(),
-            lr=lr_schedule(1),
-            **self.optimizer_kwargs,  # type: ignore[call-arg]
-        )
+        self.optimizer = WholeStepAdam(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
     def _get_action_dist_from_latent(self, latent_pi: Tensor) -> MaskableDistribution:
         return self.action_dist.proba_distribution(action_logits=latent_pi)

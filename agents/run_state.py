@@ -17,7 +17,7 @@ from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
 
-INCOMPLETE = "the checkpoint's run is incomplete: start a new one"
+INCOMPLETE = "the checkpoint's run is damaged or incomplete: start a new one"
 
 
 def checkpoint_of(model: MaskablePPO, session: Session, config: PPOConfig) -> Checkpoint:
@@ -82,10 +82,10 @@ def check_run(checkpoint: Checkpoint) -> None:
         ppo_config(dict(run["config"]))
         whole = [run["timesteps"], run["updates"], run["seed"], *([run["units"]] if run["units"] is not None else [])]
         right = [type(number) is int and 0 <= number <= MAX_SEED for number in whole]
-        right += [run["seconds"] is None or run["seconds"] >= 0.0, type(run["standalone"]) is bool]
-        right += [run["measurer"] in MEASURERS]
-        for item in run["choices"]:
-            Choice.from_json(item)
+        right += [run["seconds"] is None or (type(run["seconds"]) in (int, float) and run["seconds"] >= 0.0)]
+        right += [type(run["standalone"]) is bool, run["measurer"] in MEASURERS, type(run["choices"]) is list]
+        choices = [Choice.from_json(item) for item in run["choices"]]
+        right += [len(set(choices)) == len(choices)]
     except AtofferError as error:
         raise PolicyError(f"the checkpoint's run cannot go on: {error}") from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -131,4 +131,6 @@ def resumed_session(
     if any(choice not in ledger.space for choice in charged):
         raise PolicyError("the checkpoint's run measured choices that are not legal now: start a new run")
     ledger.restore(charged)
-    return Session(ledger, log or RunLog(), seed, oracle_us, restored=tuple(charged))
+    log = log or RunLog()
+    log.keep_trials({str(choice) for choice in ledger.trials})
+    return Session(ledger, log, seed, oracle_us, restored=tuple(charged))

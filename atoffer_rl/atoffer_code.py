@@ -9,6 +9,7 @@ Reference: AToffer (SC24), the artifact's `translate_value`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from operator import index
 from typing import Self
 
 from atoffer_rl.errors import SchemeError
@@ -39,6 +40,10 @@ class AtofferProgram:
         Raises:
             SchemeError: If it is not a 16-bit number.
         """
+        try:
+            code = index(code)
+        except TypeError as error:
+            raise SchemeError(f"an AToffer code is a whole number from 0 on, not {code!r}") from error
         if not 0 <= code < CODE_COUNT:
             raise SchemeError(f"an AToffer code is a number from 0 to {CODE_COUNT - 1}, not {code}")
         bits = f"{code % FLAG:0{OPERATOR_COUNT}b}"

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from atoffer_rl.masks import Mask
+from atoffer_rl.masks import Keep, Mask
 
 BLOCK_SIZES = (16, 32, 64, 128)
 
@@ -30,14 +30,21 @@ class MaskStructure:
 @lru_cache(maxsize=64)
 def mask_structure(mask: Mask, seq_len: int) -> MaskStructure:
     """The structure of `mask`; ragged blocks and tiles at the end count as whole ones."""
-    keep = mask.keep(seq_len)
-    blocks, columns = [], []
-    for size in BLOCK_SIZES:
-        starts = np.arange(0, seq_len, size)
-        needed = np.logical_or.reduceat(keep, starts, axis=1)
+    needed = keep = mask.keep(seq_len)
+    blocks, columns, covered = [], [], 1
+    for size in BLOCK_SIZES:  # each a multiple of the one before, so that only the first reads the whole mask
+        needed, covered = _any_of(needed, size // covered), size
         columns.append(float(needed.mean()))
-        blocks.append(float(np.logical_or.reduceat(needed, starts, axis=2).mean()))
+        blocks.append(float(_any_of(needed.swapaxes(1, 2), size).mean()))
     return MaskStructure(float(keep.mean()), tuple(blocks), tuple(columns))
+
+
+def _any_of(keep: Keep, count: int) -> Keep:
+    """Whether any of each `count` rows of (masks, rows, columns) keeps a column; the last may be fewer."""
+    whole = keep.shape[1] // count * count
+    grouped: Keep = np.any(keep[:, :whole].reshape(len(keep), -1, count, keep.shape[2]), axis=2)
+    last: Keep = np.any(keep[:, whole:], axis=1, keepdims=True)
+    return np.concatenate([grouped, last], axis=1) if whole < keep.shape[1] else grouped
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,7 @@
 """Attention masks: their names, their parameters, and which (query, key) pairs they keep."""
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -220,11 +221,12 @@ def _mask_file(path: str) -> tuple[Keep, str]:
 def _load_mask_file(path: str, modified_ns: int, size: int) -> tuple[Keep, str]:
     # Mapped, so that its type and shape are known before anything of its size is read; never unpickled.
     try:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a header that is no Python, which the error says
             array = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise MaskError(f"cannot read mask file {path!r}: {error.strerror or error}") from error
-    except (ValueError, EOFError, OverflowError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+    except Exception as error:  # numpy evaluates and tokenises the header as Python: whatever either may raise
         raise MaskError(f"cannot read mask file {path!r}: no whole .npy file; write it with numpy.save") from error
     if array.dtype != np.bool_ or array.ndim not in (2, 3) or not array.size:
         raise MaskError(

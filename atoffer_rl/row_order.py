@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from atoffer_rl.masks import Keep
@@ -18,6 +19,8 @@ Rows: TypeAlias = NDArray[np.int32]
 NO_ROW = -1
 FRAGMENT_ROWS = 16
 """Rows that are multiplied together."""
+FRAGMENTS_AT_ONCE = 64
+"""Fragments whose rows are copied at a time: a whole mask's would take a second mask's memory."""
 
 
 class Order(IntEnum):
@@ -60,7 +63,7 @@ def parts_of(keep: Keep, order: Order) -> tuple[Part, ...]:
 def far_and_near(keep: Keep) -> tuple[Keep, Keep]:
     """What `keep` keeps away from the band along the diagonal, and inside it."""
     near = keep & _band(keep)
-    return keep & ~near, near
+    return keep > near, near
 
 
 def splits(keep: Keep) -> bool:
@@ -70,17 +73,20 @@ def splits(keep: Keep) -> bool:
 
 
 def _band(keep: Keep) -> Keep:
-    """The band along the diagonal that the median row keeps without a gap."""
+    """The band along the diagonal that the median row keeps without a gap, as a view of one vector."""
     seq_len = len(keep)
-    index = np.arange(seq_len, dtype=np.int32)
-    offset = index[:, None] - index[None, :]
-    left = _median_run(np.where(~keep & (offset >= 0), offset, seq_len).min(axis=1))
-    right = _median_run(np.where(~keep & (offset <= 0), -offset, seq_len).min(axis=1))
-    band: Keep = (offset < left) & (offset > -right)
-    return band
+    left = _median_run(np.array([_first_dropped(row[index::-1], seq_len) for index, row in enumerate(keep)]))
+    right = _median_run(np.array([_first_dropped(row[index:], seq_len) for index, row in enumerate(keep)]))
+    offsets = np.arange(seq_len - 1, -seq_len, -1, dtype=np.int32)
+    return sliding_window_view((offsets < left) & (offsets > -right), seq_len)[::-1]
 
 
-def _median_run(gaps: NDArray[np.int32]) -> int:
+def _first_dropped(kept: Keep, none: int) -> int:
+    place = int(kept.argmin())
+    return none if kept[place] else place
+
+
+def _median_run(gaps: NDArray[np.intp]) -> int:
     """The median distance to the first dropped column, over rows that have one and keep their diagonal."""
     inside = gaps[(gaps > 0) & (gaps < len(gaps))]
     return int(np.median(inside)) if inside.size else 0
@@ -92,7 +98,8 @@ def by_first_column(keep: Keep) -> Rows:
     Rows that keep nothing fill fragments up, and come last where there is nothing to fill.
     """
     rows, empty = sorted_rows(keep)
-    starts = np.flatnonzero(np.r_[True, np.diff(keep[rows].argmax(axis=1)) != 0]) if len(rows) else np.zeros(0, np.intp)
+    first = keep.argmax(axis=1)[rows]
+    starts = np.flatnonzero(np.r_[True, np.diff(first) != 0]) if len(rows) else np.zeros(0, np.intp)
     dense, filled = np.r_[rows, empty], _fill_groups(rows, starts, empty)
     return filled if _cost(keep, filled) < _cost(keep, dense) else dense
 
@@ -100,8 +107,9 @@ def by_first_column(keep: Keep) -> Rows:
 def sorted_rows(keep: Keep) -> tuple[Rows, Rows]:
     """Rows that keep anything by the first column they keep, and those that keep nothing."""
     index = np.arange(len(keep), dtype=np.int32)
-    some = keep.any(axis=1)
-    return index[some][np.argsort(keep[some].argmax(axis=1), kind="stable")], index[~some]
+    first = keep.argmax(axis=1)
+    some = keep[index, first]
+    return index[some][np.argsort(first[some], kind="stable")], index[~some]
 
 
 def _fill_groups(rows: Rows, starts: NDArray[np.intp], empty: Rows) -> Rows:
@@ -125,6 +133,9 @@ def _cost(keep: Keep, rows: Rows) -> int:
 def fragment_columns(keep: Keep, rows: Rows) -> Keep:
     """(fragments, seq_len) bool: the columns that any row of each fragment of `rows` keeps."""
     padded = np.concatenate([rows, np.full(-len(rows) % FRAGMENT_ROWS, NO_ROW, np.int32)])
-    picked = keep[padded] & (padded >= 0)[:, None]
-    needed: Keep = picked.reshape(-1, FRAGMENT_ROWS, keep.shape[1]).any(axis=1)
+    needed = np.empty((len(padded) // FRAGMENT_ROWS, keep.shape[1]), np.bool_)
+    for first in range(0, len(needed), FRAGMENTS_AT_ONCE):
+        some = padded[first * FRAGMENT_ROWS : (first + FRAGMENTS_AT_ONCE) * FRAGMENT_ROWS]
+        picked = keep[some] & (some >= 0)[:, None]
+        picked.reshape(-1, FRAGMENT_ROWS, keep.shape[1]).any(axis=1, out=needed[first : first + FRAGMENTS_AT_ONCE])
     return needed

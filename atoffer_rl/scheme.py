@@ -84,11 +84,15 @@ class Scheme:
     def __post_init__(self) -> None:
         if self.execution not in EXECUTION_OPTIONS:
             raise SchemeError(f"execution must be one of {', '.join(EXECUTION_OPTIONS)}, not {self.execution!r}")
+        if not self.choices:
+            raise SchemeError(f"a scheme needs segments that cover operators 0 to {OPERATOR_COUNT - 1}; this has none")
         for choice in self.choices:
             if not 0 <= choice.run.first <= choice.run.last < OPERATOR_COUNT:
                 raise SchemeError(f"segment {choice.run} must lie in operators 0 to {OPERATOR_COUNT - 1}, in order")
         expected = 0
         for choice in self.choices:
+            if expected == OPERATOR_COUNT:
+                raise SchemeError(f"segment {choice.run} is one too many: those before it cover the whole layer")
             if choice.run.first != expected:
                 raise SchemeError(f"segment {choice.run} must begin at operator {expected}: runs follow one another")
             expected = choice.run.last + 1

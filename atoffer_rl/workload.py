@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from atoffer_rl.dtype import FLOATS, DType
@@ -134,17 +134,19 @@ class Workload:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """The workload that `to_json` wrote.
+        """The workload that `to_json` wrote; `lengths`, which it leaves out where they are full, alone may be absent.
 
         Raises:
             WorkloadError: If a field is unknown, missing or wrong.
         """
         if not isinstance(value, dict):
             raise WorkloadError("a workload is a JSON object: see atoffer schemes --help for its fields")
-        try:
-            return cls(**value)
-        except TypeError as error:
-            raise WorkloadError(f"not a workload: {error}") from error
+        names = [field.name for field in fields(cls)]
+        if missing := [name for name in names if name not in value and name != "lengths"]:
+            raise WorkloadError(f"not a workload: {', '.join(missing)} missing; its fields are {', '.join(names)}")
+        if unknown := [str(name) for name in value if name not in names]:
+            raise WorkloadError(f"not a workload: {', '.join(unknown)} unknown; its fields are {', '.join(names)}")
+        return cls(**value)
 
     def with_layers(self, layers: int) -> Self:
         """The same workload with another number of layers."""

@@ -192,7 +192,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         ledger: Measures one workload under its own budget.
         ledgers: More of them, one a workload; episodes draw from all.
         units: Budget in units of each ledger that the environment opens; None means no limit.
-        seconds: Budget in measuring seconds of each ledger that the environment opens; None means no limit.
+        seconds: Budget in measuring seconds of each ledger that the environment opens; None or infinity means no limit.
         standalone: Whether each ledger that the environment opens offers only generated kernels.
 
     Raises:
@@ -215,6 +215,8 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         standalone: bool = False,
     ) -> None:
         self._measurer, self._units, self._seconds, self._standalone = measurer, units, seconds, standalone
+        if isinstance(ledgers, Ledger) or not isinstance(ledgers, Iterable):
+            raise WorkloadError(f"ledgers must be a list of ledgers, not {ledgers!r}")
         given = [_checked_ledger(item) for item in ([ledger] if ledger is not None else []) + list(ledgers)]
         self._ledgers = {item.workload: item for item in given}
         self._views: dict[Workload, Progress] = {}
@@ -259,8 +261,11 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
                 with what measures it. Without either one of the environment's workloads is drawn.
 
         Raises:
-            WorkloadError: If the workload is none of the environment's, and there is no measurer to open it.
+            WorkloadError: If the options are wrong, or the workload is none of the environment's, and there is no
+                measurer to open it.
         """
+        if options is not None and not isinstance(options, Mapping):
+            raise WorkloadError(f"reset takes its options as a mapping, such as {{'workload': ...}}, not {options!r}")
         super().reset(seed=seed)
         self._release()
         self._use(self._pick(options or {}))

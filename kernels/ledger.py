@@ -1,9 +1,9 @@
 """A measurer under a budget: what one search has measured, what that cost, what is best so far."""
 
 from collections.abc import Iterable
-from math import inf
+from math import inf, isinf
 
-from atoffer_rl.errors import AtofferError, BudgetSpent, SchemeError
+from atoffer_rl.errors import AtofferError, BudgetSpent, SchemeError, WorkloadError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.run import Run
@@ -24,7 +24,7 @@ class Ledger:
         workload: What is searched.
         measurer: Who measures.
         units: Budget in units; None means no limit.
-        seconds: Budget in measuring seconds; None means no limit.
+        seconds: Budget in measuring seconds; None or infinity means no limit.
         standalone: Whether only generated kernels may be measured.
 
     Attributes:
@@ -32,6 +32,7 @@ class Ledger:
 
     Raises:
         AtofferError: If a budget is not a number from 0 on.
+        WorkloadError: If the workload or the measurer is something else.
         SchemeError: If a default choice of the unfused scheme fails, so that there is no reference.
     """
 
@@ -45,13 +46,15 @@ class Ledger:
     ) -> None:
         if units is not None and not (isinstance(units, int) and units >= 0):
             raise AtofferError(f"units must be a whole number from 0 on, not {units!r}")
-        if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
-            raise AtofferError(f"seconds must be a number from 0 on, not {seconds!r}")
+        if not isinstance(workload, Workload):
+            raise WorkloadError(f"a ledger is of a Workload, not of {workload!r}")
+        if not all(hasattr(measurer, name) for name in ("device", "measure", "known")):
+            raise WorkloadError(f"measurer must be what open_measurer gives, not {measurer!r}")
         self.workload = workload
         self.measurer = measurer
         self.space = LegalSpace(workload, measurer.device, standalone)
         self.units = units
-        self.seconds = seconds
+        self.seconds = _limit(seconds)
         self.units_spent = 0
         self.seconds_spent = 0.0
         self.cache_hits = 0
@@ -164,3 +167,17 @@ class Ledger:
         self.trials[trial.choice] = trial
         if trial.latency_us is not None and self.graph.lower(trial.choice.run, trial.latency_us):
             self._best_choice[trial.choice.run] = trial.choice
+
+
+def _limit(seconds: float | None) -> float | None:
+    """`seconds` as a limit; None where there is none, which an infinite number says, too."""
+    if seconds is None:
+        return None
+    try:
+        limit = float(seconds) if isinstance(seconds, int | float) else -1.0
+    except OverflowError:
+        limit = -1.0
+    if not limit >= 0:
+        what = "over 1.8e308" if isinstance(seconds, int) and seconds > 0 else repr(seconds)
+        raise AtofferError(f"seconds must be a number from 0 on, or infinite for no limit, not {what}")
+    return None if isinf(limit) else limit

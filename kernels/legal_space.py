@@ -6,7 +6,8 @@ from functools import lru_cache
 
 from atoffer_rl.device import H100, DeviceSpec
 from atoffer_rl.errors import NoTemplate, SchemeError
-from atoffer_rl.kernels.registry import ALL_RUNS, all_templates, template_choices
+from atoffer_rl.kernels.registry import ALL_RUNS, all_templates, template_choices, template_named
+from atoffer_rl.kernels.space import load_space
 from atoffer_rl.kernels.template import Template
 from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
@@ -117,8 +118,26 @@ class LegalSpace:
                 continue
             if self.standalone and choice in replace(self, standalone=False):
                 raise SchemeError(f"{choice} calls a library: leave out --standalone, or choose another scheme")
+            raise SchemeError(f"{choice} is not legal for this workload: {self._why_not(choice)}")
+
+    def _why_not(self, choice: Choice) -> str:
+        """Why an illegal choice is none: its template, its run, its parameters or its values."""
+        template = template_named(choice.template)
+        offered = [other for other in self.choices(choice.run) if other.template == choice.template]
+        if not offered:
             ends = f"{choice.run.first} {choice.run.last}"
-            raise SchemeError(f"{choice} is not legal for this workload: see atoffer schemes --why {ends}")
+            return f"{choice.template} does not implement {choice.run} here: see atoffer schemes --why {ends}"
+        wanted = dict(choice.parameters)
+        known = [name for name, _ in offered[0].parameters]
+        wrong = {"unknown": [name for name in wanted if name not in known]}
+        wrong["missing"] = [name for name in known if name not in wanted]
+        if parts := [f"{what}: {', '.join(names)}" for what, names in wrong.items() if names]:
+            return f"{choice.template} takes {', '.join(known)}; {'; '.join(parts)}"
+        values = tuple((name, wanted[name]) for name in known)
+        if values in load_space(choice.template).candidates(self.workload, choice.run):
+            return str(template.impossible(self.workload, choice.run, wanted, self.device))
+        nearest = min(offered, key=lambda other: sum(item not in other.parameters for item in values))
+        return f"{choice.template} does not offer these values; the nearest that it does: {nearest}"
 
 
 def _plainest(choices: tuple[Choice, ...]) -> Choice:

@@ -114,6 +114,7 @@ def encoder(
     """
     from atoffer_rl.bench.cells import device_here
     from atoffer_rl.bench.record import check_writable, record_of, table_of, write_record
+    from atoffer_rl.kernels.legal_space import LegalSpace
     from atoffer_rl.kernels.measurers.open import open_measurer
 
     _check_lengths(workload)
@@ -125,6 +126,7 @@ def encoder(
     try:
         if scheme is not None:
             chosen = read_scheme(scheme, workload)
+            LegalSpace(workload, measurer.device).check(chosen)
         else:
             chosen = _search(workload, measurer, searcher, budget, standalone)
     finally:

@@ -1,5 +1,6 @@
 """`atoffer record`: measure a workload's complete table on the GPU at hand; go on where it was interrupted."""
 
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from atoffer_rl.cli.json_file import read_json
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line
 from atoffer_rl.cli.progress_bar import ProgressBar
-from atoffer_rl.errors import NotRecorded, WorkloadError
+from atoffer_rl.errors import AtofferError, NotRecorded, WorkloadError
 from atoffer_rl.records import RECORDS_FOLDER, RecordedTable, describe
 from atoffer_rl.table_summary import SumCheck, check_sums
 from atoffer_rl.workload import Workload
@@ -24,7 +25,9 @@ def command(
         Path | None, typer.Option(help="JSON file with a list of workloads to record together, instead of one.")
     ] = None,
     forwards: Annotated[int, typer.Option(min=0, help="Whole forwards to measure of each workload.")] = 200,
-    seconds: Annotated[float | None, typer.Option(help="Stop cleanly after about this long.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Stop cleanly after about so many. [default: no limit]")
+    ] = None,
     store: Annotated[Path | None, typer.Option(help="Where trials are kept between calls.")] = None,
     folder: Annotated[Path, typer.Option(help="Where the table is written.")] = RECORDS_FOLDER,
     json: JsonOption = False,
@@ -36,6 +39,8 @@ def command(
     from atoffer_rl.kernels.measurers.open import default_store, open_cuda
     from atoffer_rl.kernels.recording import record_table
 
+    if seconds is not None and isnan(seconds):
+        raise AtofferError("--seconds must be a number: leave it out for no limit")
     asked = read_workloads(workloads) if workloads is not None else [workload]
     place = store or default_store()
     # The store's own cubins: recorded compile seconds are those of compiling, not of finding.

@@ -31,6 +31,12 @@ def command(
 
     Example: atoffer schemes --why 10 12 --dtype bfloat16
     """
+    asked = {"--count": count, "--why": why is not None, "--code": code is not None}
+    given = [name for name, is_given in asked.items() if is_given]
+    if len(given) > 1:
+        raise SchemeError(f"{' and '.join(given)} ask for different things: give one of them")
+    if code is not None and standalone:
+        raise SchemeError("--code shows AToffer's own program, to which --standalone does not apply: leave one out")
     if why is not None:
         _print_why(workload, standalone, why, json)
     elif code is not None:

@@ -8,7 +8,7 @@ import typer
 from atoffer_rl.agents.hyperparameters import MAX_ENVS
 from atoffer_rl.cli import search_job as job
 from atoffer_rl.cli.options import JsonOption, workload_options
-from atoffer_rl.cli.policy_source import read_policy
+from atoffer_rl.cli.policy_source import RANDOM, read_policy
 from atoffer_rl.errors import PolicyError
 from atoffer_rl.workload import Workload
 
@@ -87,7 +87,7 @@ def command(
 def _start(policy: str, resume: Path | None) -> "Checkpoint | None":
     if resume is not None:
         return _resumed(resume)
-    return None if policy == "random" else read_policy(policy).policy_alone()
+    return None if policy == RANDOM else read_policy(policy).policy_alone()
 
 
 def _resumed(path: Path) -> "Checkpoint":

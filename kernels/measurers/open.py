@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from atoffer_rl.errors import AtofferError, DeviceUnavailable
+from atoffer_rl.errors import AtofferError, DeviceUnavailable, WorkloadError
 from atoffer_rl.kernels.cubin_cache import CubinCache, cache_folder
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.measurers.protocol import Measurer
@@ -39,14 +39,18 @@ def open_measurer(
         NotRecorded: If there is no GPU, and no recorded table of `workload`.
         StoreError: If the store cannot be used, or a recorded table is damaged.
         AtofferError: If `name` is none of these.
+        WorkloadError: If `workload` is something else.
     """
     if name not in MEASURERS:
         raise AtofferError(f"measurer must be one of {', '.join(MEASURERS)}, not {name!r}")
+    if not isinstance(workload, Workload):
+        raise WorkloadError(f"a measurer is opened for a Workload, not for {workload!r}")
     from atoffer_rl.kernels.machine import what_is_missing
 
     missing = "" if name == "replay" else what_is_missing()
     if name == "replay" or (name == "auto" and missing):
-        return _open_replay(workload, missing)
+        measurer, line = _open_replay(workload, missing)
+        return measurer, line + (f"; {store_path} is not used: replay keeps no trials" if store_path else "")
     return open_cuda(store_path or default_store(), program_of)
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.dtype import DType
-from atoffer_rl.gather_plan import BLOCK_COLUMNS, GROUP_COLUMNS, HEADER_WORDS, GatherPlan, gather_plan
+from atoffer_rl.gather_items import BLOCK_COLUMNS, GatherOutline, gather_outline
+from atoffer_rl.gather_plan import GROUP_COLUMNS, HEADER_WORDS, GatherPlan, gather_plan
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
@@ -215,7 +216,7 @@ def _bad_plan(workload: Workload, values: Mapping[str, int]) -> str | None:
         return None
     if values["warps"] != values["tile_rows"] // FRAGMENT_ROWS or values["pieces"] > 1:
         return "two passes need one warp for each 16 rows, and tiles in one piece"
-    if (kept := _plan(workload, values).kept) > values["slots"]:
+    if (kept := _outline(workload, values).kept) > values["slots"]:
         return f"the second pass needs {kept} chunks in shared memory, there are {values['slots']} slots"
     return None
 
@@ -226,7 +227,7 @@ def _splits(mask: Mask, seq_len: int) -> bool:
 
 
 def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
-    plan = _plan(workload, values)
+    plan = _outline(workload, values)
     needed = shared_bytes(workload, values, plan)
     if needed > device.shared_bytes_per_block:
         return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
@@ -256,7 +257,7 @@ def _weight_bytes(workload: Workload) -> int:
     return 8 if workload.element is DType.FLOAT32 else 4
 
 
-def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
+def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan | GatherOutline) -> int:
     """Dynamic shared memory of a block: see `Tiling` of gather.cuh, which checks it."""
     row_bytes, tile_rows = _row_bytes(workload), values["tile_rows"]
     fragments, two = tile_rows // FRAGMENT_ROWS, plan.passes > 1
@@ -288,10 +289,16 @@ def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
 
 
 def _plan(workload: Workload, values: Mapping[str, int]) -> GatherPlan:
+    return gather_plan(*_tiling(workload, values))
+
+
+def _outline(workload: Workload, values: Mapping[str, int]) -> GatherOutline:
+    return gather_outline(*_tiling(workload, values))
+
+
+def _tiling(workload: Workload, values: Mapping[str, int]) -> tuple[Mask, int, int, int, Order, int]:
     order = Order(values["order"])
-    return gather_plan(
-        workload.mask_spec, workload.seq_len, values["tile_rows"], values["chunk"], order, values["pieces"]
-    )
+    return workload.mask_spec, workload.seq_len, values["tile_rows"], values["chunk"], order, values["pieces"]
 
 
 def _group_heads(workload: Workload, plan: GatherPlan) -> int:

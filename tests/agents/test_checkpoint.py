@@ -2,26 +2,46 @@ import errno
 import io
 import json
 import math
+import os
+import pickle
 import zipfile
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from atoffer_rl.agents.checkpoint import MAX_BYTES, Checkpoint, load_checkpoint, save_checkpoint
-from atoffer_rl.envs.space_hash import space_hash
+from atoffer_rl.agents.hyperparameters import ppo_config
+from atoffer_rl.agents.ppo import PPOSearch
+from atoffer_rl.agents.rehearsal import Rehearsal
+from atoffer_rl.agents.run_state import checkpoint_of
+from atoffer_rl.agents.session import Session
 from atoffer_rl.errors import LogError, PolicyError
+from atoffer_rl.kernels.ledger import Ledger
+from tests.agents.conftest import SMOKE, WORKLOAD
+
+
+@pytest.fixture(scope="module")
+def trained(measurer):
+    """A checkpoint of a short run, after updates."""
+    session = Session(Ledger(WORKLOAD, measurer, 20))
+    config = ppo_config(SMOKE | {"timesteps": 64})
+    search = PPOSearch(config)
+    model = search.model(session, Rehearsal(session.ledger))
+    model.learn(config.timesteps)
+    return checkpoint_of(model, session, config)
 
 
 @pytest.fixture
-def checkpoint():
-    optimizer = {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
-    return Checkpoint({"w": torch.arange(3.0)}, 16, space_hash(), {"timesteps": 7}, optimizer, torch.get_rng_state())
+def checkpoint(trained):
+    return deepcopy(trained)
 
 
 def test_round_trip(checkpoint, tmp_path):
     save_checkpoint(checkpoint, tmp_path / "c.zip")
     loaded = load_checkpoint(tmp_path / "c.zip")
-    torch.testing.assert_close(loaded.weights["w"], checkpoint.weights["w"])
+    torch.testing.assert_close(dict(loaded.weights), dict(checkpoint.weights))
     assert (loaded.hidden, loaded.space, loaded.run) == (16, checkpoint.space, checkpoint.run)
     assert loaded.optimizer["param_groups"] == checkpoint.optimizer["param_groups"]
     assert loaded.resumable
@@ -89,6 +109,10 @@ def other_weights(weights):
     return alter
 
 
+def plain_pickle(members):
+    members["tensors.pt"] = pickle.dumps([1.5, {2: "x"}])
+
+
 def deep_json(members):
     members["about.json"] = b"[" * 100_000
 
@@ -97,6 +121,7 @@ def vast(members):
     members["tensors.pt"] = bytes(MAX_BYTES)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "change",
     [
@@ -105,6 +130,7 @@ def vast(members):
         no_json,
         other_format,
         code,
+        plain_pickle,
         deep_json,
         vast,
     ],
@@ -132,7 +158,7 @@ def test_a_run_that_is_none(checkpoint, tmp_path, run):
     refuses(checkpoint, tmp_path / "c.zip", other_about(run=run))
 
 
-@pytest.mark.parametrize("weights", [3, [1], "x", torch.tensor(math.nan), torch.tensor(1)], ids=str)
+@pytest.mark.parametrize("weights", [3, [1], "x", torch.tensor(math.nan), torch.tensor(3e38), torch.tensor(1)], ids=str)
 def test_weights_that_are_none(checkpoint, tmp_path, weights):
     refuses(checkpoint, tmp_path / "c.zip", other_weights(weights))
     refuses(checkpoint, tmp_path / "c.zip", other_weights({"w": weights}))
@@ -170,3 +196,106 @@ def test_a_full_disk_keeps_the_earlier_file(checkpoint, tmp_path, monkeypatch):
 def test_an_unwritable_place_is_one_line(checkpoint, tmp_path):
     with pytest.raises(LogError, match="cannot write checkpoint"):
         save_checkpoint(checkpoint, tmp_path / "missing" / "c.zip")
+
+
+def of_first(**changes):
+    """Alters the optimizer's state of the first parameter; None removes a part."""
+
+    def alter(checkpoint):
+        state = checkpoint.optimizer["state"][0]
+        for name, value in changes.items():
+            if value is None:
+                del state[name]
+            else:
+                state[name] = value(state["exp_avg"]) if callable(value) else value
+
+    return alter
+
+
+def of_group(**changes):
+    def alter(checkpoint):
+        checkpoint.optimizer["param_groups"][0].update(changes)
+
+    return alter
+
+
+def of_optimizer(**changes):
+    return lambda checkpoint: checkpoint.optimizer.update(changes)
+
+
+def of_weights(change):
+    return lambda checkpoint: change(checkpoint.weights)
+
+
+UNUSABLE = {
+    "mean NaN": of_first(exp_avg=lambda mean: mean * math.nan),
+    "mean infinite": of_first(exp_avg=lambda mean: mean + math.inf),
+    "mean far beyond its square": of_first(exp_avg=lambda mean: mean + 1e30),
+    "square negative": of_first(exp_avg_sq=lambda mean: -mean.abs() - 1),
+    "square NaN": of_first(exp_avg_sq=lambda mean: mean * math.nan),
+    "square absent": of_first(exp_avg_sq=None),
+    "square of another shape": of_first(exp_avg_sq=torch.ones(3)),
+    "mean of another format": of_first(exp_avg=lambda mean: mean.double()),
+    "mean no tensor": of_first(exp_avg=3),
+    "something besides": of_first(max_exp_avg_sq=lambda mean: mean),
+    "step negative": of_first(step=torch.tensor(-1.0)),
+    "step broken": of_first(step=torch.tensor(1.5)),
+    "step NaN": of_first(step=torch.tensor(math.nan)),
+    "step no tensor": of_first(step=3),
+    "steps": of_first(step=torch.ones(2)),
+    "rate a text": of_group(lr="x"),
+    "rate NaN": of_group(lr=math.nan),
+    "rate negative": of_group(lr=-1.0),
+    "rate a tensor": of_group(lr=torch.tensor([0.1, 0.1])),
+    "betas a number": of_group(betas=5),
+    "betas beyond": of_group(betas=(2.0, 0.999)),
+    "eps": of_group(eps=-1.0),
+    "decay": of_group(weight_decay=1e30),
+    "parameters": of_group(params=[0]),
+    "unknown setting": of_group(colour=1),
+    "capturable": of_group(capturable=True),
+    "no settings": of_optimizer(param_groups=[]),
+    "settings none": of_optimizer(param_groups=None),
+    "state of a parameter that is not there": of_optimizer(state={99: {}}),
+    "state a list": of_optimizer(state=[]),
+    "weight far beyond": of_weights(lambda weights: weights["value_net.bias"].fill_(3e38)),
+    "weight absent": of_weights(lambda weights: weights.popitem()),
+    "weight of another shape": of_weights(lambda weights: weights.update({"value_net.bias": torch.zeros(7)})),
+    "weight of another format": of_weights(lambda weights: weights.update({"value_net.bias": torch.zeros(1).double()})),
+}
+
+
+@pytest.mark.parametrize("change", UNUSABLE.values(), ids=UNUSABLE)
+def test_a_state_that_no_run_writes_is_damage(checkpoint, tmp_path, change):
+    save_checkpoint(checkpoint, tmp_path / "c.zip")
+    load_checkpoint(tmp_path / "c.zip")
+    change(checkpoint)
+    save_checkpoint(checkpoint, tmp_path / "c.zip")
+    with pytest.raises(PolicyError, match="damaged or not a checkpoint"):
+        load_checkpoint(tmp_path / "c.zip")
+
+
+@pytest.mark.parametrize("state", [None, torch.zeros(3, dtype=torch.uint8), torch.zeros(5056), "x"], ids=str)
+def test_a_random_state_that_is_none_is_damage(checkpoint, tmp_path, state):
+    save_checkpoint(replace(checkpoint, random_state=state), tmp_path / "c.zip")
+    with pytest.raises(PolicyError, match="damaged or not a checkpoint"):
+        load_checkpoint(tmp_path / "c.zip")
+
+
+def test_loading_draws_nothing(checkpoint, tmp_path):
+    save_checkpoint(checkpoint, tmp_path / "c.zip")
+    before = torch.get_rng_state()
+    load_checkpoint(tmp_path / "c.zip")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, complaint in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "pipe", "is not a file"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        (tmp_path / "nul\0", "there can be no policy"),
+    ):
+        with pytest.raises(PolicyError, match=complaint):
+            load_checkpoint(path)

@@ -22,8 +22,10 @@ def test_changes_take_precedence_and_none_changes_nothing():
         ({"n_steps": 1.5}, "n_steps must be a whole number"),
         ({"learning_rate": -1.0}, "learning_rate must be a number"),
         ({"learning_rate": float("nan")}, "learning_rate must be a number"),
-        ({"n_envs": 0}, "n_envs must be a whole number from 1 to 64, not 0"),
+        ({"n_envs": 0}, "n_envs must be a whole number from 1 to 16, not 0"),
         ({"n_envs": 10**9}, "n_envs must be"),
+        ({"hidden": 4096}, "hidden must be a whole number from 1 to 512, not 4096"),
+        ({"learning_rate": 1.0}, "learning_rate must be a number from 1e-09 to 0.1"),
         ({"batch_size": 1}, "batch_size must be"),
         ({"colour": 1}, "colour unknown or missing"),
     ],
@@ -35,9 +37,19 @@ def test_wrong_values_are_named(tmp_path, change, complaint):
         ppo_config(path=tmp_path / "own.yml")
 
 
-@pytest.mark.parametrize("content", ["", "a: [", "other: {}", "\udcff", None])
+@pytest.mark.parametrize("content", ["", "a: [", "other: {}", "\udcff", "a: !!int ''", "a: !!timestamp x"])
 def test_unreadable_files_are_one_line(tmp_path, content):
-    if content is not None:
-        (tmp_path / "own.yml").write_text(content, errors="surrogateescape")
+    (tmp_path / "own.yml").write_text(content, errors="surrogateescape")
     with pytest.raises(AtofferError, match="cannot read hyperparameters"):
         ppo_config(path=tmp_path / "own.yml")
+
+
+def test_a_file_that_is_not_there_is_said_to_be(tmp_path):
+    for path, complaint in (
+        (tmp_path / "own.yml", "there is no file of hyperparameters"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        (tmp_path / "nul\0", "names or holds no text"),
+    ):
+        with pytest.raises(AtofferError, match=complaint):
+            ppo_config(path=path)

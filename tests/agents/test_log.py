@@ -1,3 +1,4 @@
+import json
 import signal
 
 import pytest
@@ -84,3 +85,17 @@ def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch):
         log.result({})
         log.hyperparameters({}, {})
     assert not list(tmp_path.iterdir())
+
+
+def test_trials_after_a_checkpoint_are_dropped(tmp_path):
+    with RunLog(tmp_path) as log:
+        for name in "abcadb":
+            log.trial({"choice": name, "units": 1})
+    with (tmp_path / TRIALS_FILE).open("a") as lines:
+        lines.write('{"choice": [1]}\n[]\nno JSON\n')
+    with RunLog(tmp_path) as log:
+        log.keep_trials({"a", "b", "d"})
+        log.trial({"choice": "c", "units": 2})
+    kept = [json.loads(line) for line in (tmp_path / TRIALS_FILE).read_text().splitlines()]
+    assert [line["choice"] for line in kept] == list("abdc")
+    RunLog().keep_trials(set())

@@ -1,12 +1,15 @@
 """The option policy against closed-form expectations on a toy problem."""
 
+import signal
+from importlib import import_module
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from sb3_contrib import MaskablePPO
 
-from atoffer_rl.agents.option_policy import OptionNetwork, OptionPolicy
+from atoffer_rl.agents.option_policy import OptionNetwork, OptionPolicy, WholeStepAdam
 
 GLOBALS, OPTIONS, FIELDS = 3, 8, 4
 
@@ -120,3 +123,24 @@ def test_same_seed_same_weights():
     one, other = make(seed=3).learn(128), make(seed=3).learn(128)
     for name, value in one.policy.state_dict().items():
         torch.testing.assert_close(value, other.policy.state_dict()[name], rtol=0, atol=0)
+
+
+def test_ctrl_c_does_not_cut_a_step_in_two(monkeypatch):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = WholeStepAdam([weight])
+    weight.grad = torch.ones(3)
+    functions = import_module("torch.optim.adam")
+    whole = functions.adam
+
+    def interrupted(*words, **options):
+        signal.raise_signal(signal.SIGINT)
+        whole(*words, **options)
+
+    monkeypatch.setattr(functions, "adam", interrupted)
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+    assert (optimizer.state[weight]["exp_avg_sq"] > 0).all()

@@ -5,15 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, load_checkpoint
+from atoffer_rl.agents.checkpoint import LARGEST_WEIGHT, SHIPPED_POLICY, load_checkpoint
 from atoffer_rl.agents.hyperparameters import ppo_config
 from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.ppo import CHECKPOINT_FILE, PPOSearch
 from atoffer_rl.agents.rehearsal import Rehearsal
 from atoffer_rl.agents.run_state import check_run, checkpoint_of, resumed_session
 from atoffer_rl.errors import PolicyError
-from tests.agents.conftest import SMOKE
+from atoffer_rl.kernels.legal_space import LegalSpace
+from tests.agents.conftest import SMOKE, WORKLOAD
 from tests.agents.test_log import events_of
+
+CHOICE = LegalSpace(WORKLOAD).all_choices[0].to_json()
 
 
 def test_a_run_spends_its_budget_and_settles(session_of, tmp_path):
@@ -116,12 +119,12 @@ def test_the_policy_that_ships_starts_a_search(session_of):
     [
         ("workload", (None, 3, {"batch": 0}, {"mask": "file:gone.npy"})),
         ("config", (None, 3, {"n_envs": 10**9}, {"colour": 1})),
-        ("choices", (None, 3, [3], [{}])),
+        ("choices", (None, 3, [3], [{}], {}, "", [CHOICE, CHOICE])),
         ("seed", (None, -1, 1.5, 10**30)),
         ("timesteps", (None, -1, "x")),
         ("updates", (None, [1])),
         ("units", (-1, 1.5, {})),
-        ("seconds", (-1.0, "x")),
+        ("seconds", (-1.0, "x", float("nan"), True)),
         ("standalone", (None, "x")),
         ("measurer", (None, "ruler", [])),
     ],
@@ -143,3 +146,23 @@ def test_another_network_s_optimizer_is_refused(session_of, smoke, tmp_path):
     checkpoint.optimizer["state"][0]["exp_avg"] = torch.zeros(3)
     with pytest.raises(PolicyError, match="do not fit"):
         PPOSearch(smoke, checkpoint)(session_of())
+
+
+def test_infinite_seconds_resume_as_no_limit(session_of, measurer, smoke, tmp_path):
+    PPOSearch(ppo_config(SMOKE | {"timesteps": 32}))(session_of(folder=tmp_path))
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    endless = replace(checkpoint, run=dict(checkpoint.run) | {"seconds": float("inf")})
+    check_run(endless)
+    resumed = resumed_session(endless, measurer)
+    assert resumed.ledger.seconds is None
+    assert PPOSearch(smoke, endless)(resumed).units == 20
+
+
+def test_no_weights_make_an_illegal_option_likely(session_of, smoke):
+    session = session_of()
+    rehearsal = Rehearsal(session.ledger)
+    model = PPOSearch(smoke).model(session, rehearsal)
+    for weight in model.policy.parameters():
+        weight.data.fill_(LARGEST_WEIGHT)
+    model.policy.mlp_extractor.score.weight.data.fill_(-LARGEST_WEIGHT)
+    assert rehearsal.rollout(model.policy).choices

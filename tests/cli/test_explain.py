@@ -83,8 +83,11 @@ def test_a_file(atoffer, tmp_path):
         ("{", "is not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "a scheme is a JSON object"),
-        ('{"segments": []}', "stops before 0"),
-        ('{"segments": [{"run": [0, 14], "template": "magic", "parameters": {}}]}', "is not legal for this workload"),
+        ('{"segments": []}', "this has none"),
+        (
+            '{"segments": [{"run": [0, 14], "template": "magic", "parameters": {}}]}',
+            "unknown template 'magic': use one of block",
+        ),
     ],
 )
 def test_a_bad_file(atoffer, tmp_path, text, says):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from atoffer_rl.agents.checkpoint import load_checkpoint
 from tests.cli.test_train import CONFIG
 
 # Where tests run in the background SIGINT is ignored, and children inherit that.
@@ -35,12 +36,16 @@ def test_what_was_measured_stays_and_a_resumed_run_goes_on(atoffer, tmp_path, se
     assert complaint.count("\n") == (1 if status == 130 else 0)
     kept = trials.read_text()
     assert kept.count("\n") >= 5
+    charged = load_checkpoint(trials.parent / "checkpoint.zip").run["choices"]
     with trials.open("a") as lines:
         lines.write('{"half": ')
     outcome = atoffer("train", "--resume", trials.parent / "checkpoint.zip", "--timesteps", 40)
     assert outcome.status == 0
-    assert trials.read_text().startswith(kept[: kept.rfind("\n") + 1])
-    assert all(json.loads(line) for line in trials.read_text().splitlines())
+    written = [json.loads(line) for line in trials.read_text().splitlines()]
+    assert [line["units"] for line in written] == list(range(1, len(written) + 1))
+    assert len({line["choice"] for line in written}) == len(written)
+    assert trials.read_text().startswith("".join(kept.splitlines(keepends=True)[: len(charged)]))
+    assert len(written) >= len(charged)
 
 
 def _measured(logs, training):

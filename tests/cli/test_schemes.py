@@ -69,3 +69,14 @@ def test_scores_that_cannot_be_indexed_are_not_stored(atoffer):
     assert "[2,6] is legal" in atoffer("schemes", *long, "--why", 2, 6).out
     unfused = json.loads(atoffer("schemes", *long, "--code", 10922, "--json").out)["scheme"]
     assert Run(2, 5) in Scheme.from_json(unfused).runs
+
+
+@pytest.mark.parametrize("words", [("--why", 0, 0, "--code", 3), ("--why", 0, 0, "--count"), ("--count", "--code", 3)])
+def test_two_questions_at_once_are_refused(atoffer, words):
+    outcome = atoffer("schemes", *words)
+    assert outcome.status == 1
+    assert "give one of them" in outcome.err
+
+
+def test_a_code_is_not_for_a_standalone_space(atoffer):
+    assert "leave one out" in atoffer("schemes", "--code", 3, "--standalone").err

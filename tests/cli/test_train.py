@@ -141,11 +141,19 @@ def test_ctrl_c_keeps_and_prints_the_best_so_far(atoffer, tmp_path, monkeypatch)
         (("train", "--policy", "nowhere.zip"), "there is no policy nowhere.zip"),
         (("train", "--resume", "nowhere.zip"), "there is no policy nowhere.zip"),
         (("eval", "--policy", "nowhere.zip"), "there is no policy nowhere.zip"),
-        (("train", "--policy", "random", "--config", "nowhere.yml"), "cannot read hyperparameters"),
+        (("train", "--policy", "random", "--config", "nowhere.yml"), "there is no file of hyperparameters"),
+        (("train", "--policy", "random", "--config", "."), "Is a directory"),
         (("train", "--policy", "random", "--log-folder", "file"), "use another --log-folder"),
         (("train", "--policy", "random", "--export", "file"), "choose another folder"),
         (("train", "--policy", "file"), "damaged or not a checkpoint"),
         (("train", "--resume", "file"), "damaged or not a checkpoint"),
+        (("train", "--policy", "."), ". is a folder: give the path of a checkpoint.zip"),
+        (("train", "--resume", "."), ". is a folder: give the path of a checkpoint.zip"),
+        (("train", "--policy", ""), "'' has no weights: give shipped"),
+        (("eval", "--policy", ""), "'' has no weights: give shipped"),
+        (("eval", "--policy", "random"), "'random' has no weights: give shipped"),
+        (("train", "--policy", "x" * 300), "File name too long"),
+        (("train", "--policy", "random", "--n-envs", 17), "--n-envs': Input should be less than or equal to 16"),
         (("search", "--searcher", "ants"), "unknown searcher"),
         (("search", "--log-folder", "file"), "use another --log-folder"),
         (("search", "--budget", "-1"), "--budget"),
@@ -162,3 +170,10 @@ def test_mistakes_are_one_line(atoffer, tmp_path, monkeypatch, words, complaint)
     outcome = atoffer(*words, *SHAPE)
     assert outcome.status in (1, 2)
     assert complaint in outcome.err
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e308"])
+def test_as_many_seconds_as_there_are(train, tmp_path, seconds):
+    assert train("--budget", 12, "--seconds", seconds, "--timesteps", 32).status == 0
+    result = json.loads((only(tmp_path / "logs") / "result.json").read_text())
+    assert 0 < result["units"] <= 12

@@ -64,3 +64,9 @@ def test_the_artifacts_example():
 def test_other_numbers_are_no_codes(code):
     with pytest.raises(SchemeError, match="a number from 0 to 65535"):
         AtofferProgram.from_code(code)
+
+
+@pytest.mark.parametrize("code", [1.5, "x", None, [3], -1, CODE_COUNT])
+def test_what_is_no_code_is_refused(code):
+    with pytest.raises(SchemeError, match="an AToffer code is a"):
+        AtofferProgram.from_code(code)

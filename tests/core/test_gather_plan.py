@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoffer_rl.gather_plan import FINAL, MOST_WASTE, PADDING, gather_plan, lane_words
+from atoffer_rl.gather_items import FINAL, MOST_WASTE, GatherOutline, gather_outline
+from atoffer_rl.gather_plan import PADDING, gather_plan, lane_words
 from atoffer_rl.masks import parse_mask
 from atoffer_rl.row_order import FRAGMENT_ROWS, NO_ROW, Order
 from tests.core.row_masks import NAMED, squares
@@ -124,6 +125,8 @@ def check_shelves(plan, mask_number, seq_len):
 
 def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, pieces=1):
     plan = gather_plan(mask, seq_len, tile_rows, chunk, order, pieces)
+    outline = gather_outline(mask, seq_len, tile_rows, chunk, order, pieces)
+    assert outline == GatherOutline(plan.passes, plan.blocks, plan.kept, plan.shelves)
     keep, products = mask.keep(seq_len), 0
     assert len(plan.headers) == len(keep)
     for mask_number, square in enumerate(keep):

@@ -132,3 +132,13 @@ def test_the_finest_partition_has_the_most_runs(legal):
         assert finest in listed if listed else finest == ()
         assert all(len(other) <= len(finest) for other in listed)
         assert all(finest <= other for other in listed if len(other) == len(finest))
+
+
+def test_too_few_and_too_many_segments_are_told_apart():
+    with pytest.raises(SchemeError, match="this has none"):
+        Scheme(())
+    whole = scheme_of({3, 9})
+    with pytest.raises(SchemeError, match=r"\[9,14\] is one too many"):
+        Scheme((*whole.choices, whole.choices[-1]))
+    with pytest.raises(SchemeError, match="stops before 9"):
+        Scheme(whole.choices[:-1])

@@ -1,6 +1,7 @@
 """Workloads: canonical, hashable, round-trip through JSON, and refuse what is no layer."""
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -120,3 +121,12 @@ def test_signatures_share_what_they_can():
 
 def test_layers_do_not_change_a_signature():
     assert signature(Workload(layers=1), Run(2, 6)) == signature(Workload(layers=12), Run(2, 6))
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Workload) if field.name != "lengths"])
+def test_every_field_but_lengths_must_be_there(field):
+    lacking = {name: value for name, value in Workload().to_json().items() if name != field}
+    with pytest.raises(WorkloadError, match=f"{field} missing"):
+        Workload.from_json(lacking)
+    with pytest.raises(WorkloadError, match="colour unknown"):
+        Workload.from_json(Workload().to_json() | {"colour": 1})

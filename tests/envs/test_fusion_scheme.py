@@ -227,11 +227,15 @@ def test_the_docstring_has_gymnasiums_headings():
         ({"workload": WORKLOAD}, "no measurer"),
         ({"workload": WORKLOAD, "measurer": "replay"}, "not the name 'replay'"),
         ({"workload": "bert"}, "a workload is a JSON object"),
-        ({"workload": {"batch": 0}}, "batch must be a positive whole number"),
+        ({"workload": WORKLOAD.to_json() | {"batch": 0}}, "batch must be a positive whole number"),
+        ({"workload": {"batch": 4}}, "seq_len, heads, .* missing"),
+        ({"workload": WORKLOAD, "measurer": 5}, "measurer must be what open_measurer gives, not 5"),
+        ({"ledgers": 5}, "ledgers must be a list of ledgers, not 5"),
+        ({"ledgers": None}, "ledgers must be a list of ledgers, not None"),
         ({"ledger": 3}, "a ledger is needed"),
         ({"ledgers": [3]}, "a ledger is needed"),
         *(({"units": value}, "units must be a whole number") for value in (-1, 1.5, "many", float("nan"))),
-        *(({"seconds": value}, "seconds must be a number") for value in (-1, "long", float("nan"))),
+        *(({"seconds": value}, "seconds must be a number") for value in (-1, "long", float("nan"), 10**400)),
     ],
     ids=str,
 )
@@ -266,3 +270,19 @@ def test_a_step_without_an_episode(env):
     assert env.unwrapped.ledger.reserved == 0
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.unwrapped.step(0)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e308, 10**20, 5e-324, 0], ids=str)
+def test_any_number_of_seconds_gives_observations_in_range(measurer, seconds):
+    env = gymnasium.make(ENVIRONMENT, workload=WORKLOAD, measurer=measurer, units=8, seconds=seconds)
+    for seed in range(4):
+        episode = walk(env, random_pick(seed))
+        assert all(env.observation_space.contains(item) for item in episode.observations)
+    assert env.unwrapped.ledger.seconds == (None if seconds == float("inf") else seconds)
+
+
+@pytest.mark.parametrize("options", [5, "workload", [("workload", WORKLOAD)]], ids=str)
+def test_reset_takes_options_as_a_mapping(measurer, options):
+    env = FusionSchemeEnv(WORKLOAD, measurer)
+    with pytest.raises(WorkloadError, match="as a mapping"):
+        env.reset(options=options)

@@ -1,6 +1,6 @@
 import pytest
 
-from atoffer_rl.errors import BudgetSpent, SchemeError
+from atoffer_rl.errors import BudgetSpent, SchemeError, WorkloadError
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
@@ -105,3 +105,16 @@ def test_a_failing_unfused_scheme_leaves_no_reference(table):
 def test_trials_answer_what_was_asked(ledger):
     trial = ledger.measure(CHOICES[2])
     assert trial == ledger.measurer.measure([SegmentRequest(WORKLOAD, CHOICES[2])])[0]
+
+
+def test_a_ledger_is_of_a_workload_and_a_measurer(table):
+    with pytest.raises(WorkloadError, match="of a Workload, not of None"):
+        Ledger(None, ReplayMeasurer(table))
+    with pytest.raises(WorkloadError, match="what open_measurer gives, not 5"):
+        Ledger(WORKLOAD, 5)
+
+
+def test_infinite_seconds_are_no_limit(table):
+    ledger = Ledger(WORKLOAD, ReplayMeasurer(table), 4, float("inf"))
+    assert ledger.seconds is None
+    assert not ledger.spent

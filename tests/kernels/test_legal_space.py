@@ -7,6 +7,7 @@ from atoffer_rl.errors import NoTemplate, SchemeError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.registry import ALL_RUNS, all_templates, template_named
+from atoffer_rl.kernels.space import load_space
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.workload import Workload
@@ -91,3 +92,48 @@ def test_a_layer_that_only_a_library_covers_has_no_unfused_scheme():
     assert Run(2, 2) in space.runs
     with pytest.raises(NoTemplate, match=r"no generated template covers operator 2 .* --standalone --why 2 2"):
         _ = space.unfused
+
+
+def altered(scheme, run, **changes):
+    """`scheme` with other parameters for `run`; None removes one."""
+    choices = []
+    for choice in scheme.choices:
+        values = dict(choice.parameters) | changes if choice.run == run else dict(choice.parameters)
+        items = tuple((name, value) for name, value in values.items() if value is not None)
+        choices.append(replace(choice, parameters=items))
+    return Scheme(tuple(choices))
+
+
+def test_a_choice_that_is_not_offered_is_told_why():
+    space = LegalSpace(Workload())
+    run = Run(0, 0)
+    for changes, says in (
+        ({"tile_m": None}, r"gemm takes .*tile_m.*; missing: tile_m$"),
+        ({"tile_m": None, "rows": 3}, "unknown: rows; missing: tile_m$"),
+        ({"tile_m": 10**30}, r"does not offer these values; the nearest that it does: \[0,0\]:gemm\(.*tile_m"),
+    ):
+        with pytest.raises(SchemeError, match=says):
+            space.check(altered(space.unfused, run, **changes))
+    nearest = space.unfused.choices[0]
+    with pytest.raises(SchemeError) as failure:
+        space.check(altered(space.unfused, run, tile_m=nearest["tile_m"] + 1))
+    assert str(failure.value).endswith(str(nearest))
+
+
+def test_a_template_that_does_not_exist_or_serve_here_is_named():
+    space = LegalSpace(Workload())
+    for name, says in (("tile", "unknown template 'tile': use one of block, chain"), ("block", "--why 0 0")):
+        first = replace(space.unfused.choices[0], template=name)
+        with pytest.raises(SchemeError, match=says):
+            space.check(Scheme((first, *space.unfused.choices[1:])))
+
+
+def test_a_value_that_breaks_a_hard_rule_is_told_which():
+    space = LegalSpace(Workload(dtype="float32", head_dim=128))
+    candidates = load_space("gather").candidates(space.workload, Run(1, 6))
+    broken = next(
+        Choice(Run(1, 6), "gather", values) for values in candidates if Choice(Run(1, 6), "gather", values) not in space
+    )
+    rest = [choice for choice in space.unfused.choices if choice.run.first not in range(1, 7)]
+    with pytest.raises(SchemeError, match=r"shared memory|registers|bytes|warps"):
+        space.check(Scheme((rest[0], broken, *rest[1:])))

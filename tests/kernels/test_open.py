@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from atoffer_rl import records
-from atoffer_rl.errors import AtofferError, DeviceUnavailable, NotRecorded
+from atoffer_rl.errors import AtofferError, DeviceUnavailable, NotRecorded, WorkloadError
 from atoffer_rl.kernels import machine
 from atoffer_rl.kernels.measurers import open as opening
 from atoffer_rl.kernels.measurers.open import open_measurer
@@ -59,3 +59,15 @@ def test_no_visible_device_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     machine.gpu_count.cache_clear()
     assert machine.gpu_count() == 0
     machine.gpu_count.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["replay", "auto", "cuda"])
+def test_what_is_no_workload(name: str) -> None:
+    with pytest.raises(WorkloadError, match="opened for a Workload, not for None"):
+        open_measurer(name, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("recorded", "without_gpu")
+def test_replay_says_that_it_uses_no_store(tmp_path: Path) -> None:
+    assert f"{tmp_path} is not used" in open_measurer("auto", WORKLOAD, tmp_path)[1]
+    assert "not used" not in open_measurer("auto", WORKLOAD)[1]

@@ -450,3 +450,10 @@ def test_a_mask_for_each_sequence_on_gpu(ragged_workload, run, values):
 @pytest.mark.parametrize("values", [*ORDERS, PIECES])
 def test_columns_that_no_row_keeps_never_reach_the_result_on_gpu(ragged_workload, values):
     assert_unkept_columns_stay_out(ragged_workload, choice_of(Run(2, 6), **values))
+
+
+def test_what_is_legal_is_found_without_writing_plans(monkeypatch):
+    monkeypatch.setattr(gather, "gather_plan", None)
+    for order in Order:
+        values = DEFAULT | {"order": int(order), "tile_rows": 64, "warps": 4}
+        TEMPLATE.impossible(Workload(seq_len=320), Run(1, 6), values, H100)
