@@ -1,4 +1,7 @@
-"""What a run has to move and compute at least, and how long a device needs for that at least."""
+"""What a run has to move and compute at least, and how long a device needs for that.
+
+Bytes come from device memory here: a run whose inputs are still in the cache may take less.
+"""
 
 from functools import lru_cache
 

@@ -62,6 +62,8 @@ def command(
 ) -> None:
     """Show what a scheme does segment by segment; without --scheme or --code, the best recorded one.
 
+    The floor is what device memory and tensor cores need: a segment whose inputs are in the cache may be below it.
+
     Example: atoffer explain --batch 16 --seq-len 256 --code 41115
     """
     table = recorded_table(workload)
