@@ -86,8 +86,7 @@ struct Multiplier {
                 if constexpr (Tile::kStepWarps > 1) warp.merge_warps(shared.partials());
                 if (warp.step_warp == 0) finish(item, head_item_of<Shape>(ticket).head);
             }
-            __syncwarp();
-            if (warp.lane == 0) arrive(shared.item_empty(buffer.at));
+            arrive(shared.item_empty(buffer.at));
             buffer.advance();
         }
     }
@@ -97,8 +96,7 @@ struct Multiplier {
         for (int chunk = 0; chunk < chunks; ++chunk) {
             wait_phase(shared.slot_full(slot.at), slot.parity);
             warp.attend(shared, slot.at, pass);
-            __syncwarp();
-            if (warp.lane == 0 && (last || chunk < item.chunks - item.kept)) arrive(shared.slot_empty(slot.at));
+            if (last || chunk < item.chunks - item.kept) arrive(shared.slot_empty(slot.at));
             slot.advance();
         }
     }

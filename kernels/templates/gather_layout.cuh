@@ -236,15 +236,16 @@ struct Shared {
         }
     }
 
-    // By one thread, before the others use them.
+    // By one thread, before the others use them. Every thread arrives for itself: what it read or wrote before is
+    // ordered by its own arrival, not by a lane that speaks for it.
     __device__ __forceinline__ void start_barriers() const {
         for (int slot = 0; slot < Tile::kSlots; ++slot) {
             start_barrier(slot_full(slot), Tile::kCopyThreads);
-            start_barrier(slot_empty(slot), Shape::kWarps);
+            start_barrier(slot_empty(slot), Tile::kThreads);
         }
         for (int item = 0; item < kBuffers; ++item) {
             start_barrier(item_full(item), Tile::kCopyThreads + 1);
-            start_barrier(item_empty(item), Shape::kWarps);
+            start_barrier(item_empty(item), Tile::kThreads);
         }
     }
 };
