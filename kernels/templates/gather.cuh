@@ -14,8 +14,9 @@
 //                                                                    +- (.trans) ---> | mma
 //                                                                                     sum (16 x W, float32) -> result
 //
-// Copying warps run ahead of the multiplying ones, into the next item and the one after: barriers in shared memory say
-// when a slot is full and when it is empty again. A block takes items until none is left; it draws their numbers in
+// Copying warps run ahead of the multiplying ones, into the next item: barriers in shared memory say when a slot is full
+// and when it is empty again. With two buffers the next item's queries and first chunks are there when an item ends;
+// with one they come after it, and other blocks of the multiprocessor have the memory. A block takes items until none is left; it draws their numbers in
 // order where there are more items than blocks.
 //
 // Multiplying warps split an item's fragments; where there are more warps than fragments, they take turns at the steps
@@ -58,7 +59,7 @@ struct Multiplier {
     Element* result;
     WarpTile<Shape> warp;
     Turn<Tile::kSlots> slot;
-    Turn<kBuffers> buffer;
+    Turn<Tile::kBuffers> buffer;
 
     __device__ __forceinline__ Multiplier(const Plan<Element>& plan, const Shared<Shape>& shared, Element* result)
         : plan(plan), shared(shared), result(result) {}

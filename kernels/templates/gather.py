@@ -59,8 +59,10 @@ MULTIPROCESSORS = 132
 ITEMS_AT_ONCE = 640
 """Items that a large card works on at a time, about, with those that are being copied."""
 COPY_WARPS = (1, 2, 4)
+RENDERED = ("tile_rows", "chunk", "step", "warps", "copy_warps", "slots", "buffers", "blocks")
+"""Parameters that the source names as they are; order and pieces go into the plan."""
 TWO_PARTS = (Order.SPLIT, Order.TWO_PASSES)
-BUFFERS = 2
+BUFFERS = (1, 2)
 SHARED_ALIGNMENT = 256
 BLOCK_SHARED_BYTES = 1024
 """What the driver takes of shared memory for each block."""
@@ -125,7 +127,7 @@ class GatherTemplate:
             add_bias="true" if BIAS_OPERATOR in run else "false",
             merged="true" if MERGE_OPERATOR in run else "false",
             scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
-            **{name: values[name] for name in ("tile_rows", "chunk", "step", "warps", "copy_warps", "slots", "blocks")},
+            **{name: values[name] for name in RENDERED},
         )
         return KernelProgram(
             entry=entry,
@@ -188,6 +190,8 @@ def _bad_tiling(values: Mapping[str, int]) -> str | None:
         return "more warps share a fragment than a chunk has steps"
     if values["copy_warps"] not in COPY_WARPS:
         return f"copy_warps must be one of {', '.join(map(str, COPY_WARPS))}"
+    if values["buffers"] not in BUFFERS:
+        return f"buffers must be one of {', '.join(map(str, BUFFERS))}"
     if min(values[name] for name in ("slots", "blocks", "pieces")) < 1:
         return "slots, blocks and pieces must be at least 1"
     return None
@@ -267,8 +271,8 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     item = _aligned((tile_rows + 2) * row_bytes + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
     of_passes = tile_rows * (row_bytes + _weight_bytes(workload)) * two
-    barriers = 8 * (2 * values["slots"] + 2 * BUFFERS + 1)
-    return values["slots"] * slot + BUFFERS * item + max(of_warps, of_passes) + barriers
+    barriers = 8 * (2 * values["slots"] + 2 * values["buffers"] + 1)
+    return values["slots"] * slot + values["buffers"] * item + max(of_warps, of_passes) + barriers
 
 
 def _fragment_columns(values: Mapping[str, int], plan: GatherPlan) -> int:

@@ -76,7 +76,7 @@ struct Copier {
     int thread, first_row, vector;
     int targets[Tile::kCopies];  // in a chunk's K, of the rows that the thread takes part in
     Turn<Tile::kSlots> slot;
-    Turn<kBuffers> buffer;
+    Turn<Tile::kBuffers> buffer;
 
     // Columns of a chunk that the thread copies; -1 where there is none.
     struct Columns {

@@ -20,7 +20,6 @@ constexpr int kVectorBytes = 16;
 constexpr int kBarrierBytes = 8;
 constexpr int kQuad = 4;  // lanes that share an mma row
 constexpr int kFinal = -1;
-constexpr int kBuffers = 2;  // items whose queries are in shared memory
 constexpr int kNoTicket = -1;
 constexpr int kAlignment = 256;  // of rows in shared memory: the low bits of an address tell a row's vectors apart
 
@@ -79,7 +78,7 @@ struct Tiling {
     static constexpr int kSeqLen = Shape::kSeqLen, kHeads = Shape::kHeads, kHeadDim = Shape::kHeadDim;
     static constexpr int kTileRows = Shape::kTileRows, kChunk = Shape::kChunk, kSlots = Shape::kSlots;
     static constexpr int kStep = Shape::kStep, kChunks = Shape::kChunks, kItems = Shape::kItems;
-    static constexpr int kPasses = Shape::kPasses;
+    static constexpr int kPasses = Shape::kPasses, kBuffers = Shape::kBuffers;
     static constexpr bool kPadded = Shape::kPadded;
     static constexpr int kTickets = Shape::kBatch * kHeads * kItems;
 
@@ -128,6 +127,7 @@ struct Tiling {
 
     static_assert(sizeof(Element) == 2 || kExact, "elements are float32, or 16-bit for tensor cores");
     static_assert(kHeadDim % kVectorElements == 0 && kHeadDim <= 128, "a row is whole vectors, at most 128 channels");
+    static_assert(kBuffers == 1 || kBuffers == 2, "queries of the next item wait in shared memory, or of none");
     static_assert(kTileRows % kFragmentRows == 0, "a warp covers 16 rows");
     static_assert(kPasses == 1 || kStepWarps == 1, "an item of two passes has one warp for each fragment");
     static_assert(Shape::kWarps % kFragments == 0, "each fragment has the same number of warps");
@@ -223,9 +223,9 @@ struct Shared {
     __device__ __forceinline__ unsigned slot_full(int slot) const { return address + Tile::kBarriersAt + slot * kBarrierBytes; }
     __device__ __forceinline__ unsigned slot_empty(int slot) const { return slot_full(Tile::kSlots + slot); }
     __device__ __forceinline__ unsigned item_full(int item) const { return slot_full(2 * Tile::kSlots + item); }
-    __device__ __forceinline__ unsigned item_empty(int item) const { return item_full(kBuffers + item); }
+    __device__ __forceinline__ unsigned item_empty(int item) const { return item_full(Tile::kBuffers + item); }
     __device__ __forceinline__ int* drawn() const {  // the next ticket, on its way between copying warps
-        return reinterpret_cast<int*>(base + Tile::kBarriersAt + (2 * Tile::kSlots + 2 * kBuffers) * kBarrierBytes);
+        return reinterpret_cast<int*>(base + Tile::kBarriersAt + 2 * (Tile::kSlots + Tile::kBuffers) * kBarrierBytes);
     }
 
     // By all threads: zeros wherever rows lie, for the channels beyond the head's that no copy ever writes.
@@ -243,7 +243,7 @@ struct Shared {
             start_barrier(slot_full(slot), Tile::kCopyThreads);
             start_barrier(slot_empty(slot), Tile::kThreads);
         }
-        for (int item = 0; item < kBuffers; ++item) {
+        for (int item = 0; item < Tile::kBuffers; ++item) {
             start_barrier(item_full(item), Tile::kCopyThreads + 1);
             start_barrier(item_empty(item), Tile::kThreads);
         }

@@ -43,6 +43,7 @@ DEFAULT = {
     "warps": 4,
     "copy_warps": 1,
     "slots": 2,
+    "buffers": 2,
     "blocks": 1,
     "order": Order.NATURAL,
     "pieces": 1,
@@ -138,6 +139,7 @@ def test_launch_covers_every_item():
         ({"chunk": 320}, "chunk must be a multiple of step up to 256"),
         ({"warps": 8}, "more warps share a fragment"),
         ({"copy_warps": 3}, "copy_warps must be one of 1, 2, 4"),
+        ({"buffers": 3}, "buffers must be one of 1, 2"),
         ({"slots": 0}, "at least 1"),
         ({"blocks": 0}, "at least 1"),
         ({"pieces": 0}, "at least 1"),
@@ -349,6 +351,7 @@ def test_masks_and_shapes_emulated(assert_emulated, mask, seq_len, head_dim, val
 
 ORDERS = [{**LOW, "order": order, "slots": 3} for order in Order]
 PIECES = {**LOW, "pieces": 3, "chunk": 32}
+ONE_BUFFER = {**LOW, "buffers": 1, "order": Order.SPLIT}
 STEP_WARPS = {**LOW, "pieces": 2, "warps": 4, "step": 16}
 
 
@@ -358,7 +361,7 @@ def test_a_mask_for_each_sequence_emulated(assert_emulated, ragged_workload, val
 
 
 @pytest.mark.parametrize("residents", [1, 2])
-@pytest.mark.parametrize("values", [*ORDERS, PIECES, STEP_WARPS])
+@pytest.mark.parametrize("values", [*ORDERS, PIECES, STEP_WARPS, ONE_BUFFER, ORDERS[3] | {"buffers": 1}])
 def test_blocks_that_share_items_emulated(assert_emulated, monkeypatch, values, residents):
     monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)
     workload = replace(SMALL, head_dim=40)
@@ -412,6 +415,7 @@ def test_every_order_on_gpu(run, dtype):
         {"tile_rows": 16, "warps": 4, "step": 16},
         {"tile_rows": 128, "warps": 8, "chunk": 128, "step": 32, "copy_warps": 4},
         {**LOW, "chunk": 32, "slots": 5, "blocks": 2, "copy_warps": 2},
+        {**LOW, "chunk": 32, "slots": 5, "buffers": 1, "blocks": 2},
     ]
     orders = [{"order": order} for order in Order] + [{"order": order, "pieces": 3} for order in list(Order)[:3]]
     tried = [values | order for values, order in product(settings, orders)]
