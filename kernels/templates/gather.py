@@ -39,7 +39,11 @@ MAX_WARPS = 16
 VECTOR_BYTES = 16
 BANK_VECTORS = 8
 """Vectors that span all banks of shared memory."""
-REGISTERS = 65536
+SCHEDULERS = 4
+"""Of a multiprocessor, over which warps are dealt out."""
+SCHEDULER_REGISTERS = 16384
+REGISTER_STEP = 8
+"""A thread gets a multiple of it."""
 HEADERS = (
     "common.cuh",
     "barriers.cuh",
@@ -67,8 +71,10 @@ SHARED_ALIGNMENT = 256
 BLOCK_SHARED_BYTES = 1024
 """What the driver takes of shared memory for each block."""
 MOST_REGISTERS = 255
-OTHER_REGISTERS = 44
-"""What addresses, conversions and the loop take of a thread's registers."""
+OTHER_REGISTERS = 40
+"""What addresses, conversions and the loop take of a multiplying thread's registers."""
+COPY_REGISTERS = 32
+"""What addresses and the loop take of a copying thread's registers."""
 SPLIT_REGISTERS = 12
 """What float32's split operands take besides."""
 
@@ -204,9 +210,8 @@ def _bad_chunk(workload: Workload, values: Mapping[str, int]) -> str | None:
 
 
 def _too_few_registers(workload: Workload, values: Mapping[str, int]) -> str | None:
-    kept = kept_values(workload, values)
-    most = min(MOST_REGISTERS, REGISTERS // (values["blocks"] * _threads(values))) - OTHER_REGISTERS
-    return f"a thread would keep {kept} values across a chunk, its registers hold {most}" if kept > most else None
+    needed, most = needed_registers(workload, values), thread_registers(values)
+    return f"a thread needs {needed} registers, it has {most}" if needed > most else None
 
 
 def _bad_plan(workload: Workload, values: Mapping[str, int]) -> str | None:
@@ -284,12 +289,19 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
 
-def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
-    """Registers' worth of values that a thread keeps: fragments if it multiplies, columns if it copies."""
+def thread_registers(values: Mapping[str, int]) -> int:
+    """Registers that a thread may have: those of one scheduler, shared by the resident warps that are dealt to it."""
+    warps = -(-values["blocks"] * (values["warps"] + values["copy_warps"]) // SCHEDULERS)
+    return min(MOST_REGISTERS, SCHEDULER_REGISTERS // (WARP_SIZE * warps) // REGISTER_STEP * REGISTER_STEP)
+
+
+def needed_registers(workload: Workload, values: Mapping[str, int]) -> int:
+    """Registers of a thread: it keeps fragments across a chunk if it multiplies, columns of two chunks if it copies."""
     row_bytes = _row_bytes(workload)
     copied = -(-values["chunk"] * row_bytes // (VECTOR_BYTES * values["copy_warps"] * WARP_SIZE))
     split = SPLIT_REGISTERS if workload.element is DType.FLOAT32 else 0
-    return max(channels(workload) // 2 + values["step"] // 2 + row_bytes // 8 + split, 2 * copied)
+    multiplied = channels(workload) // 2 + values["step"] // 2 + row_bytes // 8 + split
+    return max(multiplied + OTHER_REGISTERS, 2 * copied + COPY_REGISTERS)
 
 
 def _plan(workload: Workload, values: Mapping[str, int]) -> GatherPlan:

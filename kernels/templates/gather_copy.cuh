@@ -74,7 +74,6 @@ struct Copier {
     const Plan<Element>& plan;
     const Shared<Shape>& shared;
     int thread, first_row, vector;
-    int targets[Tile::kCopies];  // in a chunk's K, of the rows that the thread takes part in
     Turn<Tile::kSlots> slot;
     Turn<Tile::kBuffers> buffer;
 
@@ -89,10 +88,13 @@ struct Copier {
         thread = threadIdx.x - Tile::kThreads;
         first_row = thread / Tile::kRowVectors;
         vector = thread % Tile::kRowVectors;
-#pragma unroll
-        for (int i = 0; i < Tile::kCopies; ++i) {
-            targets[i] = swizzled<Tile::kRowVectors>(first_row + i * Tile::kCopyRows, vector);
-        }
+    }
+
+    // Where the thread's vector of the i-th row that it copies lies in a matrix: of what depends on i, only constants.
+    __device__ __forceinline__ int target(int i) const {
+        using Keys = Swizzle<Tile::kRowVectors>;
+        const int key_sum = Keys::key_sum(first_row) + Keys::key_sum(i * Tile::kCopyRows) % Keys::kKeys;
+        return Keys::at(first_row, vector, key_sum) + i * Tile::kCopyRows * Tile::kRowBytes;
     }
 
     __device__ __forceinline__ bool has_channels() const {
@@ -210,11 +212,11 @@ struct Copier {
             if (fetched.values[i] < 0) continue;
             const Element* key = from + fetched.values[i] * Tile::kTokenStride;
             if (Tile::kPadded && fetched.values[i] >= length) {
-                copy_async<kVectorBytes>(to + Tile::kMatrixBytes + targets[i], key, false);
+                copy_async<kVectorBytes>(to + Tile::kMatrixBytes + target(i), key, false);
                 continue;
             }
-            copy_vector<0, 0>(to + targets[i], key);
-            copy_vector<Tile::kMatrixBytes, Tile::kWidth * sizeof(Element)>(to + targets[i], key);
+            copy_vector<0, 0>(to + target(i), key);
+            copy_vector<Tile::kMatrixBytes, Tile::kWidth * sizeof(Element)>(to + target(i), key);
         }
     }
 

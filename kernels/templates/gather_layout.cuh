@@ -142,13 +142,25 @@ struct Tiling {
 // Byte offset of 16-byte vector `vector` of row `row` in a matrix of ROW_VECTORS vectors a row. The key has digits of
 // the row added up, so that rows a constant step apart, not just neighbours, fall into distinct banks.
 template <int ROW_VECTORS>
+struct Swizzle {
+    static constexpr int kBankRow = 128 / kVectorBytes;  // vectors that span all banks
+    static constexpr int kRowsInBanks = ROW_VECTORS >= kBankRow ? 1 : kBankRow / ROW_VECTORS;
+    static constexpr int kKeys = ROW_VECTORS < kBankRow ? ROW_VECTORS : kBankRow;
+
+    // The key of row a + b, where a is a multiple of a power of two that b is less than, is the sum of theirs.
+    __host__ __device__ static constexpr int key_sum(int row) {
+        const int line = row / kRowsInBanks;
+        return line + line / 8 + line / 16 + line / 32;
+    }
+
+    __host__ __device__ static constexpr int at(int row, int vector, int key_sum) {
+        return (row * ROW_VECTORS + (vector ^ key_sum % kKeys)) * kVectorBytes;
+    }
+};
+
+template <int ROW_VECTORS>
 __device__ __forceinline__ int swizzled(int row, int vector) {
-    constexpr int kBankRow = 128 / kVectorBytes;  // vectors that span all banks
-    constexpr int kRowsInBanks = ROW_VECTORS >= kBankRow ? 1 : kBankRow / ROW_VECTORS;
-    constexpr int kKeys = ROW_VECTORS < kBankRow ? ROW_VECTORS : kBankRow;
-    const int line = row / kRowsInBanks;
-    const int key = (line + line / 8 + line / 16 + line / 32) % kKeys;
-    return (row * ROW_VECTORS + (vector ^ key)) * kVectorBytes;
+    return Swizzle<ROW_VECTORS>::at(row, vector, Swizzle<ROW_VECTORS>::key_sum(row));
 }
 
 // ---- Tickets: which item a block takes next.

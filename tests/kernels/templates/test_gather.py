@@ -148,13 +148,22 @@ def test_launch_covers_every_item():
         ({"order": Order.TWO_PASSES, "chunk": 32, "step": 32, "warps": 4, "slots": 1}, "chunks in shared memory"),
         ({"chunk": 256, "slots": 4, "copy_warps": 4}, "bytes of shared memory are needed"),
         ({"tile_rows": 32, "warps": 2, "blocks": 3, "slots": 3}, "3 blocks of"),
-        ({"tile_rows": 128, "warps": 16, "chunk": 128, "blocks": 1, "slots": 1}, "registers hold"),
+        ({"tile_rows": 128, "warps": 16, "chunk": 128, "blocks": 1, "slots": 1}, "registers, it has"),
     ],
 )
 def test_hard_rules(values, reason):
     why = TEMPLATE.impossible(Workload(heads=6, head_dim=128), Run(2, 5), DEFAULT | values, H100)
     assert why is not None
     assert reason in why
+
+
+@pytest.mark.parametrize(
+    ("blocks", "warps", "copy_warps", "registers"),
+    [(1, 4, 1, 255), (2, 4, 4, 128), (3, 4, 1, 128), (1, 16, 2, 96), (2, 8, 1, 96), (5, 2, 1, 128), (4, 2, 1, 168)],
+)
+def test_schedulers_share_their_registers_out_among_resident_warps(blocks, warps, copy_warps, registers):
+    values = {"blocks": blocks, "warps": warps, "copy_warps": copy_warps}
+    assert gather.thread_registers(values) == registers
 
 
 def test_partial_results_that_31_bits_do_not_index_are_refused():
