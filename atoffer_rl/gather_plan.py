@@ -22,7 +22,7 @@ from atoffer_rl.row_order import FRAGMENT_ROWS, NO_ROW, Order
 Places: TypeAlias = NDArray[np.uint8]
 Words: TypeAlias = NDArray[np.uint32]
 PADDING = -1
-HEADER_WORDS = 8
+HEADER_WORDS = 4
 WARP_LANES = 32
 GROUP_COLUMNS = 16
 """Columns that one step of a product with 16-bit elements takes in."""
@@ -33,8 +33,8 @@ class GatherPlan:
     """What the kernel reads, for every mask of the batch.
 
     Attributes:
-        headers: (masks, items, 8) int32: the item's chunks; how many of them, the last, the second pass takes; its
-            shelf, or `FINAL`; the shelves that it merges; the items of the mask that merge any; nothing.
+        headers: (masks, items, 4) int32: the item's chunks; how many of them, the last, the second pass takes; its
+            shelf, or `FINAL`; the shelves that it merges.
         rows: (masks, items, tile_rows) int32 row numbers; `NO_ROW` is none.
         orders: (masks, items, passes, tile_rows) int32: a pass's fragments, as places in `rows`.
         columns: (masks, items, chunks, chunk) int32; `PADDING` is no column.
@@ -122,7 +122,6 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
         places = iter(range(partial)), iter(range(partial, partial + final))
         for item in items:
             _write_item(plan, (mask_number, next(places[item.shelf == FINAL])), item)
-        plan.headers[mask_number, :, 4] = sum(item.merges > 0 for item in items)
     return plan
 
 
@@ -144,7 +143,7 @@ def _empty_arrays(
 def _write_item(plan: GatherPlan, place: tuple[int, int], item: Item) -> None:
     chunk = plan.columns.shape[-1]
     chunks = item.chunks(chunk)
-    plan.headers[place][:4] = chunks, item.kept(chunk), item.shelf, item.merges
+    plan.headers[place] = chunks, item.kept(chunk), item.shelf, item.merges
     plan.rows[place] = item.rows
     plan.orders[place] = item.orders
     plan.columns[place].reshape(-1)[: len(item.columns)] = item.columns

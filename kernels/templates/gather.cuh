@@ -22,10 +22,20 @@
 // Multiplying warps split an item's fragments; where there are more warps than fragments, they take turns at the steps
 // of a chunk, and their maxima, totals and sums meet in shared memory at the end.
 //
-// A partial item leaves its rows' sums and log-sum-exp in scratch, on the shelf that the plan names, and counts itself
-// done. A final item that merges shelves waits for all partial items of its head. Those have smaller numbers, were begun
-// earlier and wait for nobody, so the wait ends: numbers are drawn in order, and where each block has just one, blocks
-// begin in the order of theirs. The last warp that waited sets the counts back for the next launch.
+// A partial item leaves its rows' sums and log-sum-exp in scratch, on the shelf that the plan names, and is counted. A
+// final item that merges shelves needs all partial items of its head. Its copying warps wait for them, once they have
+// issued its last chunk, and bring the shelves, one after another; then they go on into the next item.
+//
+//   partial items' blocks     device memory      copying warps               shared memory      multiplying warps
+//   sums, weights ----------> shelf              after the last chunk:                          at the item's end:
+//   then count (release) ---> count of the head  count = all (acquire),
+//                             rows of the item   -- 16-byte cp.async ----->  | sums    |  ----> sum, total, maximum
+//                                                -- 4 or 8 bytes --------->  | weights |  ----> -> result
+//
+// Nobody waits for ever. Numbers are drawn in order, and where each block has just one, blocks begin in the order of
+// theirs: so running blocks hold whatever a number waits for, and that has smaller numbers. When copying warps wait,
+// everything for the earlier items of their block, and the chunks of this one, is on its way; its multiplying warps go
+// on, and have counted what they wrote before they wait for anything. The last block to leave sets counts back.
 //
 // Two passes. A mask may fall into a near part, whose columns neighbouring rows share, and a far part, whose columns
 // other rows share. Then an item's rows are cut into fragments twice: a first pass over all chunks multiplies the far
@@ -60,15 +70,18 @@ struct Multiplier {
     WarpTile<Shape> warp;
     Turn<Tile::kSlots> slot;
     Turn<Tile::kBuffers> buffer;
+    Turn<1> shelf;
+    int uncounted = kNoHead;  // whose partial item this warp has written and not counted yet
 
     __device__ __forceinline__ Multiplier(const Plan<Element>& plan, const Shared<Shape>& shared, Element* result)
         : plan(plan), shared(shared), result(result) {}
 
     __device__ __forceinline__ void run() {
         while (true) {
+            if (!phase_over(shared.item_full(buffer.at), buffer.parity)) count_partial();
             wait_phase(shared.item_full(buffer.at), buffer.parity);
             const int ticket = *shared.ticket(buffer.at);
-            if (ticket == kNoTicket) return;
+            if (ticket == kNoTicket) return count_partial();
             Item item = *shared.item(buffer.at);
             if constexpr (Tile::kPadded) {
                 item.chunks = *shared.chunks_taken(buffer.at);
@@ -83,6 +96,7 @@ struct Multiplier {
                 store(head_item_of<Shape>(ticket).head);
             } else {
                 warp.start(shared, buffer.at, 0);
+                count_partial();
                 take(item, 0, item.chunks, true);
                 if constexpr (Tile::kStepWarps > 1) warp.merge_warps(shared.partials());
                 if (warp.step_warp == 0) finish(item, head_item_of<Shape>(ticket).head);
@@ -117,12 +131,29 @@ struct Multiplier {
 
     __device__ __forceinline__ void finish(const Item& item, int head) {
         quad_sum(warp.total);
-        if (Shape::kPartialItems > 0 && item.shelf != kFinal) return warp.store_partial(plan, item.shelf, head);
-        if (Shape::kPartialItems > 0 && item.merges > 0) {
-            warp.wait_partials(plan, head, item.waiting);
-            for (int from = 0; from < item.merges; ++from) warp.merge_shelf(plan, from, head);
+        if constexpr (Tile::kShelves) {
+            if (item.shelf != kFinal) {
+                warp.store_partial(plan, item.shelf, head);
+                uncounted = head;
+                return;
+            }
+            for (int from = 0; from < item.merges; ++from) {
+                wait_phase(shared.shelf_full(), shelf.parity);
+                warp.merge_shelf(shared);
+                arrive(shared.shelf_empty());
+                shelf.advance();
+            }
         }
         store(head);
+    }
+
+    // Counts the partial item that the warp wrote last. Counting waits until what was written has arrived, so it is put
+    // off until the next item has begun; but a warp that waits for anything has counted: others may wait for it.
+    __device__ __forceinline__ void count_partial() {
+        if constexpr (Tile::kShelves) {
+            if (uncounted != kNoHead && warp.lane == 0) count_released(plan.counts + 2 + uncounted);
+            uncounted = kNoHead;
+        }
     }
 
     __device__ __forceinline__ void store(int head) {

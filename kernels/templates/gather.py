@@ -274,10 +274,10 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     slot = _aligned(2 * values["chunk"] * row_bytes + 4 * step_words + 4 * values["chunk"] * workload.padded)
     numbers = tile_rows * (1 + plan.passes * two)
     item = _aligned((tile_rows + 2) * row_bytes + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
+    results = tile_rows * (row_bytes + _weight_bytes(workload)) * (two or plan.shelves > 0)
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
-    of_passes = tile_rows * (row_bytes + _weight_bytes(workload)) * two
-    barriers = 8 * (2 * values["slots"] + 2 * values["buffers"] + 1)
-    return values["slots"] * slot + values["buffers"] * item + max(of_warps, of_passes) + barriers
+    barriers = 8 * (2 * (values["slots"] + values["buffers"] + (plan.shelves > 0)) + 1)
+    return values["slots"] * slot + values["buffers"] * item + results + of_warps + barriers
 
 
 def _fragment_columns(values: Mapping[str, int], plan: GatherPlan) -> int:
@@ -380,7 +380,7 @@ def _scratch(workload: Workload, values: Mapping[str, int], plan: GatherPlan) ->
     if not plan.partial_items and _grid(workload, values, plan) == plan.items * heads:
         return ()
     rows = max(1, plan.shelves * heads * workload.seq_len)
-    sizes = (rows * _row_bytes(workload), rows * _weight_bytes(workload), (2 + 2 * heads) * 4)
+    sizes = (rows * _row_bytes(workload), rows * _weight_bytes(workload), (2 + heads) * 4)
     return tuple(zip(SCRATCH_NAMES, sizes, strict=True))
 
 

@@ -12,7 +12,7 @@ struct ListedSource {
 
     const int* rows;
     const int* columns;
-    const Item& item;
+    Item item;
 
     __device__ __forceinline__ ListedSource(const Plan<typename Shape::Element>& plan, int index, int)
         : rows(plan.rows + index * Tile::kTileRows),
@@ -20,6 +20,7 @@ struct ListedSource {
           item(plan.items[index]) {}
 
     __device__ __forceinline__ int chunks() const { return item.chunks; }
+    __device__ __forceinline__ int merges() const { return item.merges; }
     __device__ __forceinline__ int row(int place) const { return rows[place]; }
     __device__ __forceinline__ int column(int place) const { return columns[place]; }
 };
@@ -40,6 +41,7 @@ struct ComputedSource {
         columns = summaries + min(last_row + Shape::kRight, Tile::kSeqLen) - band;
     }
 
+    __device__ __forceinline__ int merges() const { return 0; }
     __device__ __forceinline__ int chunks() const { return (columns + Tile::kChunk - 1) / Tile::kChunk; }
     __device__ __forceinline__ int row(int place) const {
         return first_row + place < Tile::kSeqLen ? first_row + place : -1;
@@ -67,7 +69,7 @@ struct Copier {
     using Source = typename SourceOf<Shape, Shape::kComputed>::Type;
     static constexpr int kBarrier = 1;  // named barrier of the copying warps
     static constexpr bool kDraws = Tile::kTickets > Shape::kGrid;
-    static constexpr bool kWaits = Shape::kPartialItems > 0;
+    static constexpr bool kWaits = Tile::kShelves;
 
     const Element* qkv;
     const Element* bias;
@@ -76,6 +78,7 @@ struct Copier {
     int thread, first_row, vector;
     Turn<Tile::kSlots> slot;
     Turn<Tile::kBuffers> buffer;
+    Turn<1> shelf;
 
     // Columns of a chunk that the thread copies; -1 where there is none.
     struct Columns {
@@ -111,7 +114,7 @@ struct Copier {
         }
         wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
         publish(kNoTicket);
-        if constexpr (kDraws) leave();
+        if constexpr (kDraws || kWaits) leave();
     }
 
     // The next number, for the first thread. Where items wait for others, all of them are drawn, so that one that is
@@ -129,9 +132,24 @@ struct Copier {
         return ticket;
     }
 
-    // The last block to leave sets the numbers back for the next launch.
+    // The last block to leave sets the counts back for the next launch: nobody draws or waits any more. Where no item
+    // merges what a partial one leaves, nobody has waited for that one to be counted.
     __device__ __forceinline__ void leave() const {
-        if (thread == 0 && atomicAdd(plan.counts + 1, 1) == Shape::kGrid - 1) plan.counts[0] = plan.counts[1] = 0;
+        const int left = share(thread == 0 ? atomicAdd(plan.counts + 1, 1) : 0);
+        if (left < Shape::kGrid - 1) return;
+        if constexpr (kWaits) {
+            for (int head = thread; head < Tile::kAllHeads; head += Tile::kCopyThreads) {
+                wait_partials(head);
+                plan.counts[2 + head] = 0;
+            }
+        }
+        if (thread == 0) plan.counts[0] = plan.counts[1] = 0;
+    }
+
+    // Waits until all partial items of the head are counted.
+    __device__ __forceinline__ void wait_partials(int head) const {
+        constexpr int kPartialWarps = Shape::kPartialItems * Tile::kFragments;
+        while (load_acquired(plan.counts + 2 + head) < kPartialWarps) continue;
     }
 
     __device__ __forceinline__ void publish(int ticket, int length = 0, int chunks = 0) {
@@ -169,6 +187,37 @@ struct Copier {
             copy_steps(plan.steps + (item * Tile::kChunks + chunk) * Tile::kStepWords);
             arrive_with_copies(shared.slot_full(slot.at));
             slot.advance();
+        }
+        if constexpr (kWaits) copy_shelves(taken.head, source.merges(), source);
+    }
+
+    // Brings the shelves that the item merges. All that its multiplying warps wait for until then has been issued, and
+    // of earlier items everything: so they, and whoever they count for, go on while this waits.
+    __device__ __forceinline__ void copy_shelves(int head, int merges, const Source& source) {
+        if (merges == 0) return;
+        if (thread == 0) {
+            wait_partials(head);
+            __threadfence();  // what it has seen is seen by the threads that meet it at the barrier, and their copies
+        }
+        synchronise_some<Tile::kCopyThreads>(kBarrier);
+        for (int from = 0; from < merges; ++from) {
+            wait_phase(shared.shelf_empty(), shelf.parity ^ 1);
+            copy_shelf(from, head, source);
+            arrive_with_copies(shared.shelf_full());
+            shelf.advance();
+        }
+    }
+
+    __device__ __forceinline__ void copy_shelf(int from, int head, const Source& source) const {
+#pragma unroll 4
+        for (int row = first_row; row < Tile::kTileRows; row += Tile::kCopyRows) {
+            const int number = source.row(row);
+            if (number < 0) continue;
+            const int at = scratch_row<Shape>(from, head, number);
+            copy_async<kVectorBytes>(shared_address(shared.result_vector(row, vector)),
+                                     plan.sums + at * Tile::kChannels + vector * Tile::kVectorElements);
+            if (vector > 0) continue;
+            copy_async<Tile::kWeightBytes>(shared_address(shared.result_weights() + row), plan.weights + at);
         }
     }
 

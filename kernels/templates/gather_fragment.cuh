@@ -286,14 +286,16 @@ struct WarpTile {
         return sum[(v * Tile::kVectorElements + i) / 2][2 * r + i % 2];
     }
 
-    __device__ __forceinline__ void store_sums(uint4* to, int r) {
+    // `place(v)` says where vector v goes.
+    template <class Place>
+    __device__ __forceinline__ void store_sums(int r, Place place) {
         const float factor = Tile::kExact ? 1.0f : total[r] == 0.0f ? 0.0f : 1.0f / total[r];
 #pragma unroll
         for (int v = 0; v < Tile::kLaneVectors; ++v) {
             float values[Tile::kVectorElements];
 #pragma unroll
             for (int i = 0; i < Tile::kVectorElements; ++i) values[i] = sum_at(v, i, r) * factor;
-            to[v] = Format::pack(values);
+            *place(v) = Format::pack(values);
         }
     }
 
@@ -301,8 +303,8 @@ struct WarpTile {
     __device__ __forceinline__ void leave_pass(const Shared<Shape>& shared) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            if (lane % kQuad == 0) shared.pass_weights()[places[r]] = weight(r);
-            store_sums(pass_vectors(shared, places[r]), r);
+            if (lane % kQuad == 0) shared.result_weights()[places[r]] = weight(r);
+            store_sums(r, [&](int v) { return result_vector(shared, r, v); });
         }
     }
 
@@ -311,24 +313,24 @@ struct WarpTile {
         fresh = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const Weight<Element> weight = shared.pass_weights()[places[r]];
+            const Weight<Element> weight = shared.result_weights()[places[r]];
             if (weight.log == negative_infinity()) continue;
             maximum[r] = unscaled(weight.log);
             base[r] = weight.log;
             total[r] = lane % kQuad == 0 ? weight.total : 0.0f;
-            const uint4* from = pass_vectors(shared, places[r]);
 #pragma unroll
             for (int v = 0; v < Tile::kLaneVectors; ++v) {
                 float values[Tile::kVectorElements];
-                Format::unpack(values, from[v]);
+                Format::unpack(values, *result_vector(shared, r, v));
 #pragma unroll
                 for (int i = 0; i < Tile::kVectorElements; ++i) sum_at(v, i, r) = values[i];
             }
         }
     }
 
-    __device__ __forceinline__ uint4* pass_vectors(const Shared<Shape>& shared, int place) const {
-        return shared.pass_vectors(place) + lane % kQuad * Tile::kLaneVectors;
+    // Vector v of what the lane has of row r, in shared memory.
+    __device__ __forceinline__ uint4* result_vector(const Shared<Shape>& shared, int r, int v) const {
+        return shared.result_vector(places[r], lane % kQuad * Tile::kLaneVectors + v);
     }
 
     // Between blocks, in scratch. Totals must have been summed over the quad.
@@ -336,46 +338,30 @@ struct WarpTile {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             if (!exists(rows[r])) continue;
-            const int at = scratch_row(shelf, head, rows[r]);
+            const int at = scratch_row<Shape>(shelf, head, rows[r]);
             if (lane % kQuad == 0) plan.weights[at] = weight(r);
-            store_sums(scratch_vectors(plan, at), r);
+            uint4* to = scratch_vectors(plan, at);
+            store_sums(r, [to](int v) { return to + v; });
         }
-        __syncwarp();
-        if (lane == 0) count_released(plan.counts + 2 + 2 * head);
+        __syncwarp();  // whoever counts the item speaks for all lanes
     }
 
-    // Waits until the head's partial items are done. The last to have waited sets both counts back.
-    __device__ __forceinline__ void wait_partials(const Plan<Element>& plan, int head, int waiting) const {
-        constexpr int kPartialWarps = Shape::kPartialItems * Tile::kFragments;
-        if (lane == 0) {
-            int* done = plan.counts + 2 + 2 * head;
-            while (load_acquired(done) < kPartialWarps) continue;
-            if (atomicAdd(done + 1, 1) == waiting * Tile::kFragments - 1) done[0] = done[1] = 0;
-        }
-        __syncwarp();
-    }
-
-    // Takes in a shelf, past the first cache: other blocks wrote it. Totals must have been summed over the quad.
-    __device__ __forceinline__ void merge_shelf(const Plan<Element>& plan, int shelf, int head) {
-        Weight<Element> weights[2];
+    // Takes in the shelf in shared memory. Totals must have been summed over the quad.
+    __device__ __forceinline__ void merge_shelf(const Shared<Shape>& shared) {
         float highest[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            weights[r] = {negative_infinity()};
-            if (exists(rows[r])) weights[r] = Weight<Element>::load(plan.weights + scratch_row(shelf, head, rows[r]));
-            highest[r] = fmaxf(maximum[r], unscaled(weights[r].log));
-        }
+        for (int r = 0; r < 2; ++r) highest[r] = fmaxf(maximum[r], unscaled(shelf_weight(shared, r).log));
         rescale(highest);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            if (weights[r].log == negative_infinity()) continue;
-            const float factor = exp2_fast(weights[r].log - base[r]);
-            total[r] += factor * weights[r].total;
-            const uint4* from = scratch_vectors(plan, scratch_row(shelf, head, rows[r]));
+            const Weight<Element> weight = shelf_weight(shared, r);
+            if (weight.log == negative_infinity()) continue;
+            const float factor = exp2_fast(weight.log - base[r]);
+            total[r] += factor * weight.total;
 #pragma unroll
             for (int v = 0; v < Tile::kLaneVectors; ++v) {
                 float values[Tile::kVectorElements];
-                Format::unpack(values, __ldcg(from + v));
+                Format::unpack(values, *result_vector(shared, r, v));
 #pragma unroll
                 for (int i = 0; i < Tile::kVectorElements; ++i) {
                     sum_at(v, i, r) = fmaf(factor, values[i], sum_at(v, i, r));
@@ -384,8 +370,10 @@ struct WarpTile {
         }
     }
 
-    static __device__ __forceinline__ int scratch_row(int shelf, int head, int row) {
-        return (shelf * Shape::kBatch * Tile::kHeads + head) * Tile::kSeqLen + row;
+    // Nothing is copied where there is no row.
+    __device__ __forceinline__ Weight<Element> shelf_weight(const Shared<Shape>& shared, int r) const {
+        if (!exists(rows[r])) return {negative_infinity()};
+        return shared.result_weights()[places[r]];
     }
 
     __device__ __forceinline__ uint4* scratch_vectors(const Plan<Element>& plan, int at) const {

@@ -21,6 +21,7 @@ constexpr int kBarrierBytes = 8;
 constexpr int kQuad = 4;  // lanes that share an mma row
 constexpr int kFinal = -1;
 constexpr int kNoTicket = -1;
+constexpr int kNoHead = -1;
 constexpr int kAlignment = 256;  // of rows in shared memory: the low bits of an address tell a row's vectors apart
 
 __host__ __device__ constexpr int aligned(int bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -31,8 +32,6 @@ struct alignas(16) Item {
     int kept;     // the last of them, which the second pass needs
     int shelf;    // where to leave a partial result, or kFinal
     int merges;   // shelves to merge
-    int waiting;  // items of the head that merge any
-    int unused[3];
 };
 
 // How much a row's partial sums weigh: they are normalised, `log` is log2 of their sum of exponentials.
@@ -40,20 +39,13 @@ template <class Element>
 struct Weight {
     static constexpr float total = 1.0f;
     float log;
-
-    // Past the first cache: other blocks wrote it.
-    static __device__ __forceinline__ Weight load(const Weight* from) { return {__ldcg(&from->log)}; }
 };
 
 // float32: sums and their total are relative to 2^log. With a total in it, rounding a logarithm in the thousands would
 // cost more than any rounding of float32.
 template <>
-struct Weight<float> {
+struct alignas(8) Weight<float> {
     float log, total;
-
-    static __device__ __forceinline__ Weight load(const Weight* from) {
-        return {__ldcg(&from->log), __ldcg(&from->total)};
-    }
 };
 
 template <class Element>
@@ -65,8 +57,7 @@ struct Plan {
     const unsigned* steps;
     Element* sums;  // scratch: (shelves, batch * heads, seq_len, channels in the order of a lane)
     Weight<Element>* weights;  // scratch: (shelves, batch * heads, seq_len)
-    int* counts;  // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items,
-                  // warps that have waited for them
+    int* counts;  // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items
     const int* lengths = nullptr;  // (batch), where sequences have lengths
     const int* limits = nullptr;   // for each item: its lowest row, and the lowest column from each chunk on
 };
@@ -80,7 +71,9 @@ struct Tiling {
     static constexpr int kStep = Shape::kStep, kChunks = Shape::kChunks, kItems = Shape::kItems;
     static constexpr int kPasses = Shape::kPasses, kBuffers = Shape::kBuffers;
     static constexpr bool kPadded = Shape::kPadded;
-    static constexpr int kTickets = Shape::kBatch * kHeads * kItems;
+    static constexpr int kAllHeads = Shape::kBatch * kHeads;
+    static constexpr int kTickets = kAllHeads * kItems;
+    static constexpr bool kShelves = Shape::kPartialItems > 0;
 
     static constexpr int kThreads = Shape::kWarps * kWarpSize;  // that multiply
     static constexpr int kCopyThreads = Shape::kCopyWarps * kWarpSize;
@@ -108,7 +101,8 @@ struct Tiling {
     static constexpr int kLaneVectors = kRowVectors / kQuad;        // of a row's channels, those that a lane holds
     static constexpr bool kExact = kSame<Element, float>;           // partial results are kept with all their bits
 
-    // Shared memory: chunks; items; results of the first pass, or of warps that share a fragment; barriers; a ticket.
+    // Shared memory: chunks; items; rows' results of the first pass, or of a shelf; those of warps that share a fragment;
+    // barriers; a ticket.
     static constexpr int kMatrixBytes = kChunk * kRowBytes;  // K or V of one chunk
     static constexpr int kPassWords = kFragments * kBlocks * kBlockWords;
     static constexpr int kStepWords = kPasses * kPassWords;
@@ -118,18 +112,21 @@ struct Tiling {
     static constexpr int kNumbers = kTileRows + (kPasses > 1 ? kPasses * kTileRows : 0);  // rows, their orders
     static constexpr int kItemBytes = aligned(kQueryBytes + 2 * kRowBytes + kNumbers * 4 + sizeof(Item) + 16);
     static constexpr int kItemsAt = kSlots * kSlotBytes;
-    static constexpr int kPartialsAt = kItemsAt + kBuffers * kItemBytes;
+    static constexpr int kResultsAt = kItemsAt + kBuffers * kItemBytes;
     static constexpr int kWeightBytes = sizeof(Weight<Element>);
-    static constexpr int kPassBytes = kPasses > 1 ? kTileRows * (kRowBytes + kWeightBytes) : 0;
+    static constexpr int kResultBytes = kPasses > 1 || kShelves ? kTileRows * (kRowBytes + kWeightBytes) : 0;
+    static constexpr int kPartialsAt = kResultsAt + kResultBytes;
     static constexpr int kWarpBytes = (kStepWarps - 1) * kFragments * kPartialFloats * kWarpSize * 4;
-    static constexpr int kBarriersAt = kPartialsAt + (kPassBytes > kWarpBytes ? kPassBytes : kWarpBytes);
-    static constexpr int kSharedBytes = kBarriersAt + (2 * kSlots + 2 * kBuffers + 1) * kBarrierBytes;
+    static constexpr int kBarriersAt = kPartialsAt + kWarpBytes;
+    static constexpr int kBarriers = 2 * (kSlots + kBuffers + kShelves);
+    static constexpr int kSharedBytes = kBarriersAt + (kBarriers + 1) * kBarrierBytes;
 
     static_assert(sizeof(Element) == 2 || kExact, "elements are float32, or 16-bit for tensor cores");
     static_assert(kHeadDim % kVectorElements == 0 && kHeadDim <= 128, "a row is whole vectors, at most 128 channels");
     static_assert(kBuffers == 1 || kBuffers == 2, "queries of the next item wait in shared memory, or of none");
     static_assert(kTileRows % kFragmentRows == 0, "a warp covers 16 rows");
     static_assert(kPasses == 1 || kStepWarps == 1, "an item of two passes has one warp for each fragment");
+    static_assert(kPasses == 1 || !kShelves, "results of a pass and of a shelf would lie in the same place");
     static_assert(Shape::kWarps % kFragments == 0, "each fragment has the same number of warps");
     static_assert(kStep <= kBlockColumns && kBlockColumns % kStep == 0, "a step lies in one block of columns");
     static_assert(kStep % kGroupColumns == 0 && kChunk % kStep == 0, "a chunk is whole steps of whole groups");
@@ -183,6 +180,12 @@ __device__ __forceinline__ HeadItem head_item_of(int number) {
     return {first_head + final_at / kFinalItems, kPartial + final_at % kFinalItems};
 }
 
+// Where row `row` of a head lies on a shelf, in rows of scratch.
+template <class Shape>
+__device__ __forceinline__ int scratch_row(int shelf, int head, int row) {
+    return (shelf * Tiling<Shape>::kAllHeads + head) * Tiling<Shape>::kSeqLen + row;
+}
+
 // ---- Shared memory.
 
 template <class Shape>
@@ -225,25 +228,28 @@ struct Shared {
     __device__ __forceinline__ int* chunks_taken(int item) const { return ticket(item) - 2; }
 
     __device__ __forceinline__ float* partials() const { return reinterpret_cast<float*>(base + Tile::kPartialsAt); }
-    __device__ __forceinline__ uint4* pass_vectors(int row) const {
-        return reinterpret_cast<uint4*>(base + Tile::kPartialsAt + row * Tile::kRowBytes);
+    // Of the first pass or of a shelf: vector `vector` of a row's sums, and the rows' weights.
+    __device__ __forceinline__ uint4* result_vector(int row, int vector) const {
+        return reinterpret_cast<uint4*>(base + Tile::kResultsAt + swizzled<Tile::kRowVectors>(row, vector));
     }
-    __device__ __forceinline__ Weight<typename Shape::Element>* pass_weights() const {
-        return reinterpret_cast<Weight<typename Shape::Element>*>(pass_vectors(Tile::kTileRows));
+    __device__ __forceinline__ Weight<typename Shape::Element>* result_weights() const {
+        return reinterpret_cast<Weight<typename Shape::Element>*>(base + Tile::kResultsAt + Tile::kQueryBytes);
     }
 
     __device__ __forceinline__ unsigned slot_full(int slot) const { return address + Tile::kBarriersAt + slot * kBarrierBytes; }
     __device__ __forceinline__ unsigned slot_empty(int slot) const { return slot_full(Tile::kSlots + slot); }
     __device__ __forceinline__ unsigned item_full(int item) const { return slot_full(2 * Tile::kSlots + item); }
     __device__ __forceinline__ unsigned item_empty(int item) const { return item_full(Tile::kBuffers + item); }
+    __device__ __forceinline__ unsigned shelf_full() const { return item_empty(Tile::kBuffers); }
+    __device__ __forceinline__ unsigned shelf_empty() const { return shelf_full() + kBarrierBytes; }
     __device__ __forceinline__ int* drawn() const {  // the next ticket, on its way between copying warps
-        return reinterpret_cast<int*>(base + Tile::kBarriersAt + 2 * (Tile::kSlots + Tile::kBuffers) * kBarrierBytes);
+        return reinterpret_cast<int*>(base + Tile::kBarriersAt + Tile::kBarriers * kBarrierBytes);
     }
 
     // By all threads: zeros wherever rows lie, for the channels beyond the head's that no copy ever writes.
     __device__ __forceinline__ void clear_rows() const {
         constexpr int kAllThreads = Tile::kThreads + Tile::kCopyThreads;
-        for (int at = threadIdx.x * kVectorBytes; at < Tile::kPartialsAt; at += kAllThreads * kVectorBytes) {
+        for (int at = threadIdx.x * kVectorBytes; at < Tile::kResultsAt; at += kAllThreads * kVectorBytes) {
             *reinterpret_cast<uint4*>(base + at) = make_uint4(0, 0, 0, 0);
         }
     }
@@ -258,6 +264,10 @@ struct Shared {
         for (int item = 0; item < Tile::kBuffers; ++item) {
             start_barrier(item_full(item), Tile::kCopyThreads + 1);
             start_barrier(item_empty(item), Tile::kThreads);
+        }
+        if constexpr (Tile::kShelves) {
+            start_barrier(shelf_full(), Tile::kCopyThreads);
+            start_barrier(shelf_empty(), Tile::kFragments * kWarpSize);
         }
     }
 };

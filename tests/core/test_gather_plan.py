@@ -36,8 +36,8 @@ def unpack(words):
 
 
 def header(plan, mask_number, item):
-    """Chunks, chunks kept for the second pass, shelf, merges, items of the head that merge."""
-    return (int(number) for number in plan.headers[mask_number, item, :5])
+    """Chunks, chunks kept for the second pass, shelf, merges."""
+    return (int(number) for number in plan.headers[mask_number, item])
 
 
 def chunks_of_pass(plan, mask_number, item, number):
@@ -104,23 +104,20 @@ def check_shelves(plan, mask_number, seq_len):
     """A final item merges, of each of its rows, exactly the shelves on which partial items leave it."""
     final = np.zeros(seq_len, int)
     merged, left = np.zeros((2, plan.shelves, seq_len), int)
-    merging = 0
     for item in range(plan.items):
-        _, _, shelf, merges, _ = header(plan, mask_number, item)
+        _, _, shelf, merges = header(plan, mask_number, item)
         rows = plan.rows[mask_number, item]
         rows = rows[rows != NO_ROW]
         assert (shelf == FINAL) == (item >= plan.partial_items)
         if shelf == FINAL:
             final[rows] += 1
             merged[:merges, rows] += 1
-            merging += merges > 0
         else:
             assert merges == 0
             left[shelf, rows] += 1
     assert (final == 1).all()
     np.testing.assert_array_equal(left, merged)
     assert left.max(initial=0) <= 1
-    assert (plan.headers[mask_number, :, 4] == merging).all()
 
 
 def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, pieces=1):

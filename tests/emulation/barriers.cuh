@@ -9,6 +9,7 @@ inline void start_barrier(unsigned barrier, int arrivals) { emulation::start_bar
 inline void arrive(unsigned barrier) { emulation::arrive(barrier); }
 inline void arrive_with_copies(unsigned barrier) { emulation::arrive_after_copies(barrier); }
 inline void wait_phase(unsigned barrier, int parity) { emulation::wait_phase(barrier, parity); }
+inline bool phase_over(unsigned barrier, int parity) { return emulation::phase_over(barrier, parity); }
 
 template <int THREADS>
 void synchronise_some(int name) {

@@ -231,6 +231,10 @@ void wait_phase(unsigned address, int parity) {
     while (static_cast<int>(barrier.phase % 2) == parity) leave("a barrier in shared memory", &barrier.phase);
 }
 
+bool phase_over(unsigned address, int parity) {
+    return static_cast<int>(barrier_at(*current->block, address).phase % 2) != parity;
+}
+
 // ---- The device: resident blocks take turns.
 
 static void complete(Block& block, const Copy& copy) {

@@ -77,6 +77,7 @@ void start_barrier(unsigned address, int arrivals);
 void arrive(unsigned address);
 void arrive_after_copies(unsigned address);
 void wait_phase(unsigned address, int parity);
+bool phase_over(unsigned address, int parity);
 
 // Says that a number in memory changed for which others may wait.
 void changed();

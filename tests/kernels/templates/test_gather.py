@@ -95,8 +95,8 @@ def test_arguments_follow_the_run():
     ("values", "scratch"),
     [
         ({}, ()),
-        ({"pieces": 2, **LOW, "chunk": 32}, (2 * 2 * 77 * 32 * 2, 2 * 2 * 77 * 4, (2 + 2 * 4) * 4)),
-        ({"order": Order.SPLIT}, (2 * 2 * 77 * 32 * 2, 2 * 2 * 77 * 4, (2 + 2 * 4) * 4)),
+        ({"pieces": 2, **LOW, "chunk": 32}, (2 * 2 * 77 * 32 * 2, 2 * 2 * 77 * 4, (2 + 4) * 4)),
+        ({"order": Order.SPLIT}, (2 * 2 * 77 * 32 * 2, 2 * 2 * 77 * 4, (2 + 4) * 4)),
     ],
 )
 def test_partial_results_need_scratch(values, scratch):
@@ -107,13 +107,13 @@ def test_partial_results_need_scratch(values, scratch):
 
 def test_float32_keeps_partial_results_and_their_weights_with_all_bits():
     program = TEMPLATE.program(replace(SMALL, dtype="float32"), choice_of(order=Order.SPLIT))
-    assert [size for _, size in program.scratch] == [2 * 2 * 77 * 32 * 4, 2 * 2 * 77 * 8, (2 + 2 * 4) * 4]
+    assert [size for _, size in program.scratch] == [2 * 2 * 77 * 32 * 4, 2 * 2 * 77 * 8, (2 + 4) * 4]
 
 
 def test_blocks_that_take_several_items_draw_them():
     program = TEMPLATE.program(Workload(), choice_of(blocks=2))
     assert program.grid == (2 * 132, 1, 1)
-    assert dict(program.scratch)["gather_counts"] == (2 + 2 * 16 * 12) * 4
+    assert dict(program.scratch)["gather_counts"] == (2 + 16 * 12) * 4
 
 
 def test_launch_covers_every_item():
@@ -219,7 +219,7 @@ def test_work_counts_gathered_columns_and_whole_groups():
     workload = Workload(batch=2, seq_len=128, heads=2, head_dim=32, mask="sliding:window=0")
     work = TEMPLATE.work(workload, choice_of())
     row_bytes, items, tile_rows, fragments = 2 * 32 * 2, 2, 64, 4
-    plan_bytes = 4 * items * (8 + tile_rows + tile_rows + 64 + fragments * (32 + 32))
+    plan_bytes = 4 * items * (4 + tile_rows + tile_rows + 64 + fragments * (32 + 32))
     assert work.bytes_read == 3 * 2 * 128 * row_bytes + plan_bytes
     assert work.bytes_written == 2 * 128 * row_bytes
     assert work.flops == 4 * 2 * 2 * 128 * 16 * 32
@@ -367,6 +367,23 @@ STEP_WARPS = {**LOW, "pieces": 2, "warps": 4, "step": 16}
 @pytest.mark.parametrize("values", [*ORDERS, PIECES])
 def test_a_mask_for_each_sequence_emulated(assert_emulated, ragged_workload, values):
     assert_emulated(ragged_workload, possible_choice(ragged_workload, Run(2, 6), **values))
+
+
+@pytest.mark.parametrize("blocks", [1, 64])
+def test_a_head_whose_items_merge_nothing_leaves_no_count_emulated(assert_emulated, monkeypatch, tmp_path, blocks):
+    """One sequence's mask is cut into pieces, the other's is not: nobody needs its partial items, which are empty."""
+    monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)
+    keep = np.ones((2, 77, 77), np.bool_)
+    keep[1] = np.eye(77, dtype=np.bool_)
+    np.save(tmp_path / "mask.npy", keep)
+    workload = replace(SMALL, mask=f"file:{tmp_path / 'mask.npy'}")
+    choice = possible_choice(workload, **LOW, chunk=32, slots=1, buffers=1, pieces=3)
+    choice = Choice(choice.run, "gather", tuple((dict(choice.parameters) | {"blocks": blocks}).items()))
+    kernel = assert_emulated(workload, choice)
+    partial = gather_plan(workload.mask_spec, 77, 32, 32, Order.NATURAL, 3).headers
+    assert partial[0, :, 3].any()
+    assert not partial[1, :, 3].any()
+    assert kernel.program.grid == (min(blocks, 4 * partial.shape[1]), 1, 1)
 
 
 @pytest.mark.parametrize("residents", [1, 2])
