@@ -73,8 +73,6 @@ BLOCK_SHARED_BYTES = 1024
 MOST_REGISTERS = 255
 OTHER_REGISTERS = 40
 """What addresses, conversions and the loop take of a multiplying thread's registers."""
-COPY_REGISTERS = 32
-"""What addresses and the loop take of a copying thread's registers."""
 SPLIT_REGISTERS = 12
 """What float32's split operands take besides."""
 
@@ -194,10 +192,9 @@ def _bad_tiling(values: Mapping[str, int]) -> str | None:
         return f"chunk must be a multiple of step up to {LONGEST_CHUNK}"
     if values["warps"] // fragments > values["chunk"] // values["step"]:
         return "more warps share a fragment than a chunk has steps"
-    if values["copy_warps"] not in COPY_WARPS:
-        return f"copy_warps must be one of {', '.join(map(str, COPY_WARPS))}"
-    if values["buffers"] not in BUFFERS:
-        return f"buffers must be one of {', '.join(map(str, BUFFERS))}"
+    for name, offered in ("copy_warps", COPY_WARPS), ("buffers", BUFFERS):
+        if values[name] not in offered:
+            return f"{name} must be one of {', '.join(map(str, offered))}"
     if min(values[name] for name in ("slots", "blocks", "pieces")) < 1:
         return "slots, blocks and pieces must be at least 1"
     return None
@@ -296,12 +293,10 @@ def thread_registers(values: Mapping[str, int]) -> int:
 
 
 def needed_registers(workload: Workload, values: Mapping[str, int]) -> int:
-    """Registers of a thread: it keeps fragments across a chunk if it multiplies, columns of two chunks if it copies."""
+    """Registers of a multiplying thread, which keeps fragments across a chunk; one that copies needs fewer."""
     row_bytes = _row_bytes(workload)
-    copied = -(-values["chunk"] * row_bytes // (VECTOR_BYTES * values["copy_warps"] * WARP_SIZE))
     split = SPLIT_REGISTERS if workload.element is DType.FLOAT32 else 0
-    multiplied = channels(workload) // 2 + values["step"] // 2 + row_bytes // 8 + split
-    return max(multiplied + OTHER_REGISTERS, 2 * copied + COPY_REGISTERS)
+    return channels(workload) // 2 + values["step"] // 2 + row_bytes // 8 + split + OTHER_REGISTERS
 
 
 def _plan(workload: Workload, values: Mapping[str, int]) -> GatherPlan:

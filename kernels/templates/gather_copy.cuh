@@ -80,10 +80,35 @@ struct Copier {
     Turn<Tile::kBuffers> buffer;
     Turn<1> shelf;
 
-    // Columns of a chunk that the thread copies; -1 where there is none.
-    struct Columns {
-        int values[Tile::kCopies];
+    // Which rows of a matrix of ROWS rows the warp copies, as numbers of device memory's: each lane holds a few, and gives
+    // them to the others when they are copied. -1 where there is none.
+    template <int ROWS>
+    struct Numbers {
+        static constexpr int kCopies = (ROWS + Tile::kCopyRows - 1) / Tile::kCopyRows;  // that a thread takes part in
+        static constexpr int kHeld = (kCopies * Tile::kWarpRows + kWarpSize - 1) / kWarpSize;
+        int values[kHeld];
+
+        // Reads all at once. `number_of(row)` is the number of a row of the matrix.
+        template <class NumberOf>
+        __device__ __forceinline__ void fetch(int thread, NumberOf number_of) {
+            const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+#pragma unroll
+            for (int held = 0; held < kHeld; ++held) {
+                const int at = held * kWarpSize + lane;  // of the warp's rows
+                const int row = at / Tile::kWarpRows * Tile::kCopyRows + warp * Tile::kWarpRows + at % Tile::kWarpRows;
+                values[held] = row < ROWS ? number_of(row) : -1;
+            }
+        }
+
+        // Of the i-th row that the thread copies. All lanes of the warp call it.
+        __device__ __forceinline__ int of(int i, int thread) const {
+            const int at = i * Tile::kWarpRows;
+            return __shfl_sync(kFullWarp, values[at / kWarpSize],
+                               at % kWarpSize + thread % kWarpSize / Tile::kRowVectors);
+        }
     };
+    using Rows = Numbers<Tile::kTileRows>;
+    using Columns = Numbers<Tile::kChunk>;
 
     __device__ __forceinline__ Copier(const Element* qkv, const Element* bias, const Plan<Element>& plan,
                                       const Shared<Shape>& shared)
@@ -173,14 +198,19 @@ struct Copier {
         const Source source(plan, item, taken.item);
         const int length = Tile::kPadded ? plan.lengths[batch] : Tile::kSeqLen;
         const int chunks = Tile::kPadded ? chunks_within(length, item, source.chunks()) : source.chunks();
-        Columns next = fetch(source, 0);
+        Rows rows;
+        rows.fetch(thread, [&](int row) { return source.row(row); });
+        Columns next;
+        next.fetch(thread, [&](int row) { return source.column(row); });
         wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
-        copy_queries(queries, source, length);
+        copy_queries(queries, rows, length);
         copy_small(item, bias + channels);
         publish(ticket, length, chunks);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const Columns fetched = next;
-            if (chunk + 1 < chunks) next = fetch(source, chunk + 1);
+            if (chunk + 1 < chunks) {
+                next.fetch(thread, [&](int row) { return source.column((chunk + 1) * Tile::kChunk + row); });
+            }
             wait_phase(shared.slot_empty(slot.at), slot.parity ^ 1);
             copy_chunk(queries + Tile::kWidth, fetched, length);
             if constexpr (Tile::kPadded) copy_columns(plan.columns + (item * Tile::kChunks + chunk) * Tile::kChunk);
@@ -188,12 +218,12 @@ struct Copier {
             arrive_with_copies(shared.slot_full(slot.at));
             slot.advance();
         }
-        if constexpr (kWaits) copy_shelves(taken.head, source.merges(), source);
+        if constexpr (kWaits) copy_shelves(taken.head, source.merges(), rows);
     }
 
     // Brings the shelves that the item merges. All that its multiplying warps wait for until then has been issued, and
     // of earlier items everything: so they, and whoever they count for, go on while this waits.
-    __device__ __forceinline__ void copy_shelves(int head, int merges, const Source& source) {
+    __device__ __forceinline__ void copy_shelves(int head, int merges, const Rows& rows) {
         if (merges == 0) return;
         if (thread == 0) {
             wait_partials(head);
@@ -202,22 +232,22 @@ struct Copier {
         synchronise_some<Tile::kCopyThreads>(kBarrier);
         for (int from = 0; from < merges; ++from) {
             wait_phase(shared.shelf_empty(), shelf.parity ^ 1);
-            copy_shelf(from, head, source);
+            copy_shelf(from, head, rows);
             arrive_with_copies(shared.shelf_full());
             shelf.advance();
         }
     }
 
-    __device__ __forceinline__ void copy_shelf(int from, int head, const Source& source) const {
-#pragma unroll 4
-        for (int row = first_row; row < Tile::kTileRows; row += Tile::kCopyRows) {
-            const int number = source.row(row);
+    __device__ __forceinline__ void copy_shelf(int from, int head, const Rows& rows) const {
+#pragma unroll
+        for (int i = 0; i < Rows::kCopies; ++i) {
+            const int number = rows.of(i, thread);
             if (number < 0) continue;
             const int at = scratch_row<Shape>(from, head, number);
-            copy_async<kVectorBytes>(shared_address(shared.result_vector(row, vector)),
-                                     plan.sums + at * Tile::kChannels + vector * Tile::kVectorElements);
+            copy_vector<Tile::kResultsAt, 0>(shared.address + target(i),
+                                             plan.sums + at * Tile::kChannels + vector * Tile::kVectorElements);
             if (vector > 0) continue;
-            copy_async<Tile::kWeightBytes>(shared_address(shared.result_weights() + row), plan.weights + at);
+            copy_async<Tile::kWeightBytes>(shared.result_weight(first_row + i * Tile::kCopyRows), plan.weights + at);
         }
     }
 
@@ -235,32 +265,18 @@ struct Copier {
         return needed;
     }
 
-    static __device__ __forceinline__ bool covers(int row) {
-        return Tile::kChunk % Tile::kCopyRows == 0 || row < Tile::kChunk;
-    }
-
-    __device__ __forceinline__ Columns fetch(const Source& source, int chunk) const {
-        Columns fetched;
-#pragma unroll
-        for (int i = 0; i < Tile::kCopies; ++i) {
-            const int row = first_row + i * Tile::kCopyRows;
-            fetched.values[i] = covers(row) ? source.column(chunk * Tile::kChunk + row) : -1;
-        }
-        return fetched;
-    }
-
     // `head_keys` points at the head's first key; values lie kWidth elements further. Places without a column keep what
     // they held: no fragment multiplies them. A column beyond the length may be multiplied, by nothing but zeros: its
     // values must be finite.
     __device__ __forceinline__ void copy_chunk(const Element* head_keys, const Columns& fetched, int length) const {
-        if (!has_channels()) return;
         const Element* from = head_keys + vector * Tile::kVectorElements;
         const unsigned to = shared.keys(slot.at);
 #pragma unroll
-        for (int i = 0; i < Tile::kCopies; ++i) {
-            if (fetched.values[i] < 0) continue;
-            const Element* key = from + fetched.values[i] * Tile::kTokenStride;
-            if (Tile::kPadded && fetched.values[i] >= length) {
+        for (int i = 0; i < Columns::kCopies; ++i) {
+            const int column = fetched.of(i, thread);
+            if (!has_channels() || column < 0) continue;
+            const Element* key = from + column * Tile::kTokenStride;
+            if (Tile::kPadded && column >= length) {
                 copy_async<kVectorBytes>(to + Tile::kMatrixBytes + target(i), key, false);
                 continue;
             }
@@ -280,15 +296,14 @@ struct Copier {
 
     // Rows that do not exist keep what they held: nothing of them is kept or stored. Rows beyond the length likewise:
     // they are stored as zeros.
-    __device__ __forceinline__ void copy_queries(const Element* queries, const Source& source, int length) const {
-        if (!has_channels()) return;
+    __device__ __forceinline__ void copy_queries(const Element* queries, const Rows& rows, int length) const {
         const Element* from = queries + vector * Tile::kVectorElements;
         const unsigned to = shared_address(shared.queries(buffer.at));
 #pragma unroll
-        for (int row = first_row; row < Tile::kTileRows; row += Tile::kCopyRows) {
-            const int number = source.row(row);
-            if (number < 0 || (Tile::kPadded && number >= length)) continue;
-            copy_vector<0, 0>(to + swizzled<Tile::kRowVectors>(row, vector), from + number * Tile::kTokenStride);
+        for (int i = 0; i < Rows::kCopies; ++i) {
+            const int number = rows.of(i, thread);
+            if (!has_channels() || number < 0 || (Tile::kPadded && number >= length)) continue;
+            copy_vector<0, 0>(to + target(i), from + number * Tile::kTokenStride);
         }
     }
 

@@ -91,7 +91,7 @@ struct Tiling {
     static constexpr int kRowVectors = kRowBytes / kVectorBytes;
     static constexpr int kVectorElements = kVectorBytes / sizeof(Element);
     static constexpr int kCopyRows = kCopyThreads / kRowVectors;          // rows that one pass of the copying warps takes
-    static constexpr int kCopies = (kChunk + kCopyRows - 1) / kCopyRows;  // rows of a chunk that a thread takes part in
+    static constexpr int kWarpRows = kWarpSize / kRowVectors;             // the same of one warp
 
     static constexpr int kDepthSteps = kRowVectors / 2;  // mma steps over a head's channels
     static constexpr int kGroups = kStep / kGroupColumns;
@@ -234,6 +234,10 @@ struct Shared {
     }
     __device__ __forceinline__ Weight<typename Shape::Element>* result_weights() const {
         return reinterpret_cast<Weight<typename Shape::Element>*>(base + Tile::kResultsAt + Tile::kQueryBytes);
+    }
+
+    __device__ __forceinline__ unsigned result_weight(int row) const {
+        return address + Tile::kResultsAt + Tile::kQueryBytes + row * Tile::kWeightBytes;
     }
 
     __device__ __forceinline__ unsigned slot_full(int slot) const { return address + Tile::kBarriersAt + slot * kBarrierBytes; }
