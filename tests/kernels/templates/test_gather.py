@@ -482,6 +482,40 @@ def test_columns_that_no_row_keeps_never_reach_the_result_on_gpu(ragged_workload
     assert_unkept_columns_stay_out(ragged_workload, choice_of(Run(2, 6), **values))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("seq_len", [256, 512, 1024])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tile_rows": 256, "warps": 16, "slots": 3},
+        {"tile_rows": 128, "warps": 8, "buffers": 1, "blocks": 2},
+        {"tile_rows": 128, "warps": 8, "buffers": 1, "blocks": 2, "copy_warps": 1},
+    ],
+)
+def test_two_passes_over_wide_tiles_on_gpu(values, seq_len):
+    workload = Workload(batch=4, seq_len=seq_len, mask="strided")
+    wide = {"chunk": 128, "step": 16, "copy_warps": 2, "order": Order.TWO_PASSES}
+    assert_all_right([(workload, possible_choice(workload, Run(2, 6), **wide | values))])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("values", [{"order": Order.SPLIT}, {"pieces": 3}, {"order": Order.SPLIT, "pieces": 3}])
+def test_shelves_of_many_items_for_each_block_on_gpu(values, dtype):
+    workload = Workload(batch=24, seq_len=512, mask="strided", dtype=dtype)
+    settings = [{**LOW, "step": 16, "chunk": 32, "buffers": buffers, "blocks": 2} for buffers in (1, 2)]
+    assert_all_right([(workload, possible_choice(workload, Run(1, 6), **setting | values)) for setting in settings])
+
+
+@pytest.mark.parametrize("seq_len", [256, 512, 1024])
+@pytest.mark.parametrize("copy_warps", [1, 2])
+def test_wide_tiles_of_two_passes_are_possible(seq_len, copy_warps):
+    workload = Workload(seq_len=seq_len, mask="strided")
+    wide = {"chunk": 128, "step": 16, "copy_warps": copy_warps, "order": Order.TWO_PASSES}
+    possible_choice(workload, **wide, tile_rows=128, warps=8, buffers=1, blocks=2)
+    possible_choice(workload, **wide, tile_rows=256, warps=16, slots=3)
+
+
 def test_what_is_legal_is_found_without_writing_plans(monkeypatch):
     monkeypatch.setattr(gather, "gather_plan", None)
     for order in Order:
