@@ -71,7 +71,7 @@ SHARED_ALIGNMENT = 256
 BLOCK_SHARED_BYTES = 1024
 """What the driver takes of shared memory for each block."""
 MOST_REGISTERS = 255
-OTHER_REGISTERS = 40
+OTHER_REGISTERS = 38
 """What addresses, conversions and the loop take of a multiplying thread's registers."""
 SPLIT_REGISTERS = 12
 """What float32's split operands take besides."""
@@ -295,8 +295,10 @@ def thread_registers(values: Mapping[str, int]) -> int:
 def needed_registers(workload: Workload, values: Mapping[str, int]) -> int:
     """Registers of a multiplying thread, which keeps fragments across a chunk; one that copies needs fewer."""
     row_bytes = _row_bytes(workload)
-    split = SPLIT_REGISTERS if workload.element is DType.FLOAT32 else 0
-    return channels(workload) // 2 + values["step"] // 2 + row_bytes // 8 + split + OTHER_REGISTERS
+    exact = workload.element is DType.FLOAT32
+    offsets = (5 if exact else 2) * -(-values["step"] // 32)  # see `Step` of gather_products.cuh
+    split = SPLIT_REGISTERS if exact else 0
+    return channels(workload) // 2 + values["step"] // 2 + row_bytes // 8 + offsets + split + OTHER_REGISTERS
 
 
 def _plan(workload: Workload, values: Mapping[str, int]) -> GatherPlan:

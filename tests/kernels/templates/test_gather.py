@@ -147,7 +147,7 @@ def test_launch_covers_every_item():
         ({"order": Order.TWO_PASSES, "pieces": 2}, "two passes need"),
         ({"order": Order.TWO_PASSES, "chunk": 32, "step": 32, "warps": 4, "slots": 1}, "chunks in shared memory"),
         ({"chunk": 256, "slots": 4, "copy_warps": 4}, "bytes of shared memory are needed"),
-        ({"tile_rows": 32, "warps": 2, "blocks": 3, "slots": 3}, "3 blocks of"),
+        ({**LOW, "blocks": 3, "slots": 3}, "3 blocks of"),
         ({"tile_rows": 128, "warps": 16, "chunk": 128, "blocks": 1, "slots": 1}, "registers, it has"),
     ],
 )
