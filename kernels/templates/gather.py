@@ -270,7 +270,7 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     numbers = tile_rows * (1 + plan.passes * two)
     item = _aligned((tile_rows + 2) * row_bytes + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
-    of_passes = tile_rows * (row_bytes + _weight_bytes(workload)) * two
+    of_passes = tile_rows * _weight_bytes(workload) * two
     barriers = 8 * (2 * values["slots"] + 2 * values["buffers"] + 1)
     return values["slots"] * slot + values["buffers"] * item + max(of_warps, of_passes) + barriers
 

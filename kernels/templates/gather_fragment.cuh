@@ -69,7 +69,6 @@ struct WarpTile {
             length = *shared.length(buffer);
             in_length = (rows[0] < length ? 0x33333333u : 0) | (rows[1] < length ? 0xccccccccu : 0);
         }
-        load_queries(shared, buffer, place_of_row(shared, buffer, pass, lane % kFragmentRows));
     }
 
     // Place in the item of row `row` of the fragment.
@@ -81,7 +80,8 @@ struct WarpTile {
     static __device__ __forceinline__ bool exists(int row) { return row >= 0; }
 
     // Lane groups of 8 address: rows 0-7 low channels, rows 8-15 low, rows 0-7 high, rows 8-15 high.
-    __device__ __forceinline__ void load_queries(const Shared<Shape>& shared, int buffer, int place) {
+    __device__ __forceinline__ void load_queries(const Shared<Shape>& shared, int buffer, int pass) {
+        const int place = place_of_row(shared, buffer, pass, lane % kFragmentRows);
         const unsigned from =
             shared_address(shared.queries(buffer)) + swizzled<Tile::kRowVectors>(place, lane / kFragmentRows);
 #pragma unroll
@@ -287,7 +287,7 @@ struct WarpTile {
     }
 
     __device__ __forceinline__ void store_sums(uint4* to, int r) {
-        const float factor = Tile::kExact ? 1.0f : total[r] == 0.0f ? 0.0f : 1.0f / total[r];
+        const float factor = Tile::kExact ? 1.0f : total[r] == 0.0f ? 0.0f : __fdividef(1.0f, total[r]);
 #pragma unroll
         for (int v = 0; v < Tile::kLaneVectors; ++v) {
             float values[Tile::kVectorElements];
@@ -298,16 +298,16 @@ struct WarpTile {
     }
 
     // Between passes, in shared memory. Totals must have been summed over the quad.
-    __device__ __forceinline__ void leave_pass(const Shared<Shape>& shared) {
+    __device__ __forceinline__ void leave_pass(const Shared<Shape>& shared, int buffer) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             if (lane % kQuad == 0) shared.pass_weights()[places[r]] = weight(r);
-            store_sums(pass_vectors(shared, places[r]), r);
+            store_sums(pass_vectors(shared, buffer, places[r]), r);
         }
     }
 
     // Goes on from what the pass before has left.
-    __device__ __forceinline__ void resume_pass(const Shared<Shape>& shared) {
+    __device__ __forceinline__ void resume_pass(const Shared<Shape>& shared, int buffer) {
         fresh = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -316,7 +316,7 @@ struct WarpTile {
             maximum[r] = unscaled(weight.log);
             base[r] = weight.log;
             total[r] = lane % kQuad == 0 ? weight.total : 0.0f;
-            const uint4* from = pass_vectors(shared, places[r]);
+            const uint4* from = pass_vectors(shared, buffer, places[r]);
 #pragma unroll
             for (int v = 0; v < Tile::kLaneVectors; ++v) {
                 float values[Tile::kVectorElements];
@@ -327,8 +327,8 @@ struct WarpTile {
         }
     }
 
-    __device__ __forceinline__ uint4* pass_vectors(const Shared<Shape>& shared, int place) const {
-        return shared.pass_vectors(place) + lane % kQuad * Tile::kLaneVectors;
+    __device__ __forceinline__ uint4* pass_vectors(const Shared<Shape>& shared, int buffer, int place) const {
+        return shared.pass_vectors(buffer, place) + lane % kQuad * Tile::kLaneVectors;
     }
 
     // Between blocks, in scratch. Totals must have been summed over the quad.

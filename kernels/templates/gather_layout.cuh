@@ -108,7 +108,8 @@ struct Tiling {
     static constexpr int kLaneVectors = kRowVectors / kQuad;        // of a row's channels, those that a lane holds
     static constexpr bool kExact = kSame<Element, float>;           // partial results are kept with all their bits
 
-    // Shared memory: chunks; items; results of the first pass, or of warps that share a fragment; barriers; a ticket.
+    // Shared memory: chunks; items; weights of the first pass, or results of warps that share a fragment; barriers; a
+    // ticket.
     static constexpr int kMatrixBytes = kChunk * kRowBytes;  // K or V of one chunk
     static constexpr int kPassWords = kFragments * kBlocks * kBlockWords;
     static constexpr int kStepWords = kPasses * kPassWords;
@@ -120,7 +121,7 @@ struct Tiling {
     static constexpr int kItemsAt = kSlots * kSlotBytes;
     static constexpr int kPartialsAt = kItemsAt + kBuffers * kItemBytes;
     static constexpr int kWeightBytes = sizeof(Weight<Element>);
-    static constexpr int kPassBytes = kPasses > 1 ? kTileRows * (kRowBytes + kWeightBytes) : 0;
+    static constexpr int kPassBytes = kPasses > 1 ? kTileRows * kWeightBytes : 0;
     static constexpr int kWarpBytes = (kStepWarps - 1) * kFragments * kPartialFloats * kWarpSize * 4;
     static constexpr int kBarriersAt = kPartialsAt + (kPassBytes > kWarpBytes ? kPassBytes : kWarpBytes);
     static constexpr int kSharedBytes = kBarriersAt + (2 * kSlots + 2 * kBuffers + 1) * kBarrierBytes;
@@ -213,11 +214,12 @@ struct Shared {
     __device__ __forceinline__ int* chunks_taken(int item) const { return ticket(item) - 2; }
 
     __device__ __forceinline__ float* partials() const { return reinterpret_cast<float*>(base + Tile::kPartialsAt); }
-    __device__ __forceinline__ uint4* pass_vectors(int row) const {
-        return reinterpret_cast<uint4*>(base + Tile::kPartialsAt + row * Tile::kRowBytes);
+    // What the first pass leaves: a row's sums lie where its queries were, its weight beside those of the other rows.
+    __device__ __forceinline__ uint4* pass_vectors(int item, int row) const {
+        return reinterpret_cast<uint4*>(queries(item) + row * Tile::kRowBytes);
     }
     __device__ __forceinline__ Weight<typename Shape::Element>* pass_weights() const {
-        return reinterpret_cast<Weight<typename Shape::Element>*>(pass_vectors(Tile::kTileRows));
+        return reinterpret_cast<Weight<typename Shape::Element>*>(base + Tile::kPartialsAt);
     }
 
     __device__ __forceinline__ unsigned slot_full(int slot) const { return address + Tile::kBarriersAt + slot * kBarrierBytes; }
