@@ -87,10 +87,9 @@ struct Multiplier {
                 item.chunks = *shared.chunks_taken(buffer.at);
                 item.kept = min(item.kept, item.chunks);
             }
+            warp.load_queries(shared, buffer.at, 0);
             if constexpr (Tile::kPasses > 1) {
                 far_pass(item);
-                warp.start(shared, buffer.at, Tile::kPasses - 1);
-                warp.resume_pass(shared);
                 take(item, Tile::kPasses - 1, item.kept, true);
                 quad_sum(warp.total);
                 store(head_item_of<Shape>(ticket).head);
@@ -116,7 +115,8 @@ struct Multiplier {
         }
     }
 
-    // The pass over all chunks; goes back to the first of those that stay for the next pass.
+    // The pass over all chunks; goes back to the first of those that stay for the next pass, which goes on from its
+    // results. They take the place of the queries, once every warp has read those of both passes.
     __device__ __forceinline__ void far_pass(const Item& item) {
         Turn<Tile::kSlots> first_kept = slot;
         for (int chunk = item.kept; chunk < item.chunks; ++chunk) first_kept.advance();
@@ -124,9 +124,12 @@ struct Multiplier {
         take(item, 0, item.chunks, false);
         slot = first_kept;
         quad_sum(warp.total);
-        synchronise_some<Tile::kThreads>(WarpTile<Shape>::kBarrier);  // the item before has been merged
-        warp.leave_pass(shared);
+        warp.load_queries(shared, buffer.at, Tile::kPasses - 1);
         synchronise_some<Tile::kThreads>(WarpTile<Shape>::kBarrier);
+        warp.leave_pass(shared, buffer.at);
+        synchronise_some<Tile::kThreads>(WarpTile<Shape>::kBarrier);
+        warp.start(shared, buffer.at, Tile::kPasses - 1);
+        warp.resume_pass(shared, buffer.at);
     }
 
     __device__ __forceinline__ void finish(const Item& item, int head) {

@@ -271,9 +271,10 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     slot = _aligned(2 * values["chunk"] * row_bytes + 4 * step_words + 4 * values["chunk"] * workload.padded)
     numbers = tile_rows * (1 + plan.passes * two)
     item = _aligned((tile_rows + 2) * row_bytes + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
-    results = tile_rows * (row_bytes + _weight_bytes(workload)) * (two or plan.shelves > 0)
+    shelves = plan.shelves > 0
+    results = tile_rows * (row_bytes * shelves + _weight_bytes(workload) * (two or shelves))
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
-    barriers = 8 * (2 * (values["slots"] + values["buffers"] + (plan.shelves > 0)) + 1)
+    barriers = 8 * (2 * (values["slots"] + values["buffers"] + shelves) + 1)
     return values["slots"] * slot + values["buffers"] * item + results + of_warps + barriers
 
 

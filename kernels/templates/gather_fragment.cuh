@@ -69,7 +69,6 @@ struct WarpTile {
             length = *shared.length(buffer);
             in_length = (rows[0] < length ? 0x33333333u : 0) | (rows[1] < length ? 0xccccccccu : 0);
         }
-        load_queries(shared, buffer, place_of_row(shared, buffer, pass, lane % kFragmentRows));
     }
 
     // Place in the item of row `row` of the fragment.
@@ -81,7 +80,8 @@ struct WarpTile {
     static __device__ __forceinline__ bool exists(int row) { return row >= 0; }
 
     // Lane groups of 8 address: rows 0-7 low channels, rows 8-15 low, rows 0-7 high, rows 8-15 high.
-    __device__ __forceinline__ void load_queries(const Shared<Shape>& shared, int buffer, int place) {
+    __device__ __forceinline__ void load_queries(const Shared<Shape>& shared, int buffer, int pass) {
+        const int place = place_of_row(shared, buffer, pass, lane % kFragmentRows);
         const unsigned from =
             shared_address(shared.queries(buffer)) + swizzled<Tile::kRowVectors>(place, lane / kFragmentRows);
 #pragma unroll
@@ -289,7 +289,7 @@ struct WarpTile {
     // `place(v)` says where vector v goes.
     template <class Place>
     __device__ __forceinline__ void store_sums(int r, Place place) {
-        const float factor = Tile::kExact ? 1.0f : total[r] == 0.0f ? 0.0f : 1.0f / total[r];
+        const float factor = Tile::kExact ? 1.0f : total[r] == 0.0f ? 0.0f : __fdividef(1.0f, total[r]);
 #pragma unroll
         for (int v = 0; v < Tile::kLaneVectors; ++v) {
             float values[Tile::kVectorElements];
@@ -300,16 +300,16 @@ struct WarpTile {
     }
 
     // Between passes, in shared memory. Totals must have been summed over the quad.
-    __device__ __forceinline__ void leave_pass(const Shared<Shape>& shared) {
+    __device__ __forceinline__ void leave_pass(const Shared<Shape>& shared, int buffer) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             if (lane % kQuad == 0) shared.result_weights()[places[r]] = weight(r);
-            store_sums(r, [&](int v) { return result_vector(shared, r, v); });
+            store_sums(r, [&](int v) { return pass_vector(shared, buffer, r, v); });
         }
     }
 
     // Goes on from what the pass before has left.
-    __device__ __forceinline__ void resume_pass(const Shared<Shape>& shared) {
+    __device__ __forceinline__ void resume_pass(const Shared<Shape>& shared, int buffer) {
         fresh = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -321,16 +321,19 @@ struct WarpTile {
 #pragma unroll
             for (int v = 0; v < Tile::kLaneVectors; ++v) {
                 float values[Tile::kVectorElements];
-                Format::unpack(values, *result_vector(shared, r, v));
+                Format::unpack(values, *pass_vector(shared, buffer, r, v));
 #pragma unroll
                 for (int i = 0; i < Tile::kVectorElements; ++i) sum_at(v, i, r) = values[i];
             }
         }
     }
 
-    // Vector v of what the lane has of row r, in shared memory.
-    __device__ __forceinline__ uint4* result_vector(const Shared<Shape>& shared, int r, int v) const {
-        return shared.result_vector(places[r], lane % kQuad * Tile::kLaneVectors + v);
+    // Vector v of what the lane has of row r, in shared memory: between passes, and of a shelf.
+    __device__ __forceinline__ uint4* pass_vector(const Shared<Shape>& shared, int buffer, int r, int v) const {
+        return shared.pass_vector(buffer, places[r], lane % kQuad * Tile::kLaneVectors + v);
+    }
+    __device__ __forceinline__ uint4* shelf_vector(const Shared<Shape>& shared, int r, int v) const {
+        return shared.shelf_vector(places[r], lane % kQuad * Tile::kLaneVectors + v);
     }
 
     // Between blocks, in scratch. Totals must have been summed over the quad.
@@ -361,7 +364,7 @@ struct WarpTile {
 #pragma unroll
             for (int v = 0; v < Tile::kLaneVectors; ++v) {
                 float values[Tile::kVectorElements];
-                Format::unpack(values, *result_vector(shared, r, v));
+                Format::unpack(values, *shelf_vector(shared, r, v));
 #pragma unroll
                 for (int i = 0; i < Tile::kVectorElements; ++i) {
                     sum_at(v, i, r) = fmaf(factor, values[i], sum_at(v, i, r));

@@ -101,7 +101,7 @@ struct Tiling {
     static constexpr int kLaneVectors = kRowVectors / kQuad;        // of a row's channels, those that a lane holds
     static constexpr bool kExact = kSame<Element, float>;           // partial results are kept with all their bits
 
-    // Shared memory: chunks; items; rows' results of the first pass, or of a shelf; those of warps that share a fragment;
+    // Shared memory: chunks; items; rows' weights of the first pass, or a shelf; results of warps that share a fragment;
     // barriers; a ticket.
     static constexpr int kMatrixBytes = kChunk * kRowBytes;  // K or V of one chunk
     static constexpr int kPassWords = kFragments * kBlocks * kBlockWords;
@@ -114,8 +114,9 @@ struct Tiling {
     static constexpr int kItemsAt = kSlots * kSlotBytes;
     static constexpr int kResultsAt = kItemsAt + kBuffers * kItemBytes;
     static constexpr int kWeightBytes = sizeof(Weight<Element>);
-    static constexpr int kResultBytes = kPasses > 1 || kShelves ? kTileRows * (kRowBytes + kWeightBytes) : 0;
-    static constexpr int kPartialsAt = kResultsAt + kResultBytes;
+    static constexpr int kShelfBytes = kShelves ? kQueryBytes : 0;
+    static constexpr int kResultWeightsAt = kResultsAt + kShelfBytes;
+    static constexpr int kPartialsAt = kResultWeightsAt + (kPasses > 1 || kShelves ? kTileRows * kWeightBytes : 0);
     static constexpr int kWarpBytes = (kStepWarps - 1) * kFragments * kPartialFloats * kWarpSize * 4;
     static constexpr int kBarriersAt = kPartialsAt + kWarpBytes;
     static constexpr int kBarriers = 2 * (kSlots + kBuffers + kShelves);
@@ -228,16 +229,20 @@ struct Shared {
     __device__ __forceinline__ int* chunks_taken(int item) const { return ticket(item) - 2; }
 
     __device__ __forceinline__ float* partials() const { return reinterpret_cast<float*>(base + Tile::kPartialsAt); }
-    // Of the first pass or of a shelf: vector `vector` of a row's sums, and the rows' weights.
-    __device__ __forceinline__ uint4* result_vector(int row, int vector) const {
+    // Vector `vector` of a row's sums, as the first pass leaves them in the place of its queries, and of a shelf; the rows'
+    // weights of either.
+    __device__ __forceinline__ uint4* pass_vector(int item, int row, int vector) const {
+        return reinterpret_cast<uint4*>(queries(item) + swizzled<Tile::kRowVectors>(row, vector));
+    }
+    __device__ __forceinline__ uint4* shelf_vector(int row, int vector) const {
         return reinterpret_cast<uint4*>(base + Tile::kResultsAt + swizzled<Tile::kRowVectors>(row, vector));
     }
     __device__ __forceinline__ Weight<typename Shape::Element>* result_weights() const {
-        return reinterpret_cast<Weight<typename Shape::Element>*>(base + Tile::kResultsAt + Tile::kQueryBytes);
+        return reinterpret_cast<Weight<typename Shape::Element>*>(base + Tile::kResultWeightsAt);
     }
 
     __device__ __forceinline__ unsigned result_weight(int row) const {
-        return address + Tile::kResultsAt + Tile::kQueryBytes + row * Tile::kWeightBytes;
+        return address + Tile::kResultWeightsAt + row * Tile::kWeightBytes;
     }
 
     __device__ __forceinline__ unsigned slot_full(int slot) const { return address + Tile::kBarriersAt + slot * kBarrierBytes; }

@@ -114,7 +114,7 @@ struct Products {
     // Writes the lane's channels of its row r, which is row `row` of `staging`: sums divided by `total`, or zeros.
     static __device__ __forceinline__ void stage(char* staging, int row, int r, int lane, const Sums& sum, float total,
                                                  const Element* bias) {
-        const float factor = 1.0f / total;
+        const float factor = __fdividef(1.0f, total);
 #pragma unroll
         for (int n = 0; n < Tile::kSumTiles; ++n) {
             float low = sum[n][2 * r] * factor, high = sum[n][2 * r + 1] * factor;
