@@ -41,7 +41,7 @@ PLAN_NAMES = ("block_lists", "block_bitmaps")
 REGISTERS, MAX_REGISTERS, REGISTER_STEP = 65_536, 240, 8
 LOADER_REGISTERS = (40, 40, 32)
 """Of a thread that only copies, beside one, two or three warpgroups that compute."""
-WORKING_REGISTERS = 26
+WORKING_REGISTERS = 24
 """What a computing thread needs besides what it keeps: addresses, the softmax of a few scores."""
 PANEL_ALIGNMENT, BARRIER_BYTES = 1024, 24
 SHARED_BYTES_RESERVED = 1024

@@ -84,7 +84,8 @@ def test_reach_says_what_lists_say(mask, seq_len, tile_rows, columns):
         tile = tiles - 1 - place
         needed = keep[tile * tile_rows : (tile + 1) * tile_rows].any(axis=0)
         end = seq_len if plan.reach is Reach.SEQUENCE else min((tile + 1) * tile_rows, seq_len)
-        assert needed[:end].all() and not needed[end:].any()
+        assert needed[:end].all()
+        assert not needed[end:].any()
         assert plan.lists[0, place, 0, :2].tolist() == [tile, -(-end // columns)]
         count = -(-end // columns)
         assert plan.lists[0, place, 1 : 1 + count, 0].tolist() == list(range(count))
