@@ -36,12 +36,12 @@ HEADERS = (
     "block_warpgroup.cuh",
     "block.cuh",
 )
-PLAN_NAMES = ("block_lists", "block_bitmaps", "block_needed")
+PLAN_NAMES = ("block_lists", "block_bitmaps")
 
 REGISTERS, MAX_REGISTERS, REGISTER_STEP = 65_536, 240, 8
 LOADER_REGISTERS = (40, 40, 32)
 """Of a thread that only copies, beside one, two or three warpgroups that compute."""
-WORKING_REGISTERS = 26
+WORKING_REGISTERS = 24
 """What a computing thread needs besides what it keeps: addresses, the softmax of a few scores."""
 PANEL_ALIGNMENT, BARRIER_BYTES = 1024, 24
 SHARED_BYTES_RESERVED = 1024
@@ -87,6 +87,7 @@ class BlockTemplate:
             head_dim=workload.head_dim,
             mask_batches=workload.mask_spec.batches(workload.seq_len),
             pairs_at_once=pairs_at_once(workload),
+            reach=int(_plan(workload, values["tile_rows"], values["columns"]).reach),
             registers=registers(values),
             loader_registers=loader_registers(values),
             threads=threads(values),
@@ -112,7 +113,7 @@ class BlockTemplate:
         repeats = w.batch // w.mask_spec.batches(w.seq_len)
         row_bytes = w.width * w.element.itemsize
         tensors = layer_tensors(w)
-        plan_bytes = sum(array.nbytes for array in (plan.lists, plan.bitmaps, plan.needed))
+        plan_bytes = plan.lists.nbytes + plan.bitmaps.nbytes
         weight_bytes = sum(tensors[name].size_bytes for name in run_weights(choice.run))
         return Work(
             bytes_read=(w.rows + 2 * plan.columns_read * repeats) * row_bytes + weight_bytes + plan_bytes,
@@ -184,17 +185,17 @@ def registers(values: Mapping[str, int]) -> int:
 
 
 def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
-    """Registers' worth of values that a thread keeps from block to block: sums, scores, probabilities, queries."""
+    """Registers' worth of values that a thread keeps: sums, scores, probabilities, words of a bitmap, queries."""
     head_dim, columns = workload.head_dim, values["columns"]
     queries = 0 if values["shared_queries"] else head_dim // 4
-    return head_dim // 2 + columns // 2 + columns // 4 + queries
+    return head_dim // 2 + columns // 2 + columns // 4 + columns // 16 + queries
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
-    """Dynamic shared memory of a block: queries, stages of keys, values and bitmaps, barriers, alignment."""
+    """Dynamic shared memory of a block: queries, stages of keys and values, barriers, alignment."""
     row_bytes = workload.head_dim * workload.element.itemsize
     queries = values["tile_rows"] * row_bytes if values["shared_queries"] else 0
-    stage = 2 * values["columns"] * row_bytes + values["tile_rows"] * values["columns"] // 8 + BARRIER_BYTES
+    stage = 2 * values["columns"] * row_bytes + BARRIER_BYTES
     return PANEL_ALIGNMENT + queries + values["stages"] * stage
 
 
@@ -210,7 +211,7 @@ def _plan(workload: Workload, tile_rows: int, columns: int) -> BlockPlan:
 
 def _plan_arrays(workload: Workload, tile_rows: int, columns: int) -> dict[str, PlanArray]:
     plan = _plan(workload, tile_rows, columns)
-    return dict(zip(PLAN_NAMES, (plan.lists, plan.bitmaps, plan.needed), strict=True))
+    return dict(zip(PLAN_NAMES, (plan.lists, plan.bitmaps), strict=True))
 
 
 TEMPLATE = BlockTemplate()

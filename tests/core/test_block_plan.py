@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from atoffer_rl.block_plan import block_plan
+from atoffer_rl.block_plan import Reach, block_plan
 from atoffer_rl.masks import parse_mask
 
 MASKS = ["dense", "causal", "strided", "sliding:window=6", "longformer:window=4,global=2", "document:lengths=30/5/67"]
@@ -30,22 +30,23 @@ def check(mask, seq_len, tile_rows, columns):
     plan, keep = block_plan(mask, seq_len, tile_rows, columns), mask.keep(seq_len)
     tiles, blocks = -(-seq_len // tile_rows), -(-seq_len // columns)
     assert plan.lists.dtype == np.int32
-    assert plan.lists.shape == (len(keep), tiles, 3 + blocks, 2)
+    assert plan.lists.shape == (len(keep), tiles, 3 + blocks, -(-(2 + columns // 32) // 4) * 4)
     for square, lists in zip(keep, plan.lists, strict=True):
         assert sorted(lists[:, 0, 0]) == list(range(tiles))
         assert list(lists[:, 0, 1]) == sorted(lists[:, 0, 1], reverse=True)
         described = np.zeros((tiles * tile_rows, blocks * columns), bool)
-        for (tile, count), *entries in lists:
-            assert [tuple(entry) for entry in entries[count:]] == [(0, -1)] * (2 + blocks - count)
-            numbers = [number for number, _ in entries[:count]]
+        for (tile, count, *_), *entries in lists:
+            assert [tuple(entry[:2]) for entry in entries[count:]] == [(0, -1)] * (2 + blocks - count)
+            numbers = [entry[0] for entry in entries[:count]]
             assert numbers == sorted(set(numbers))
-            for number, bitmap in entries[:count]:
+            for number, bitmap, *words in entries[:count]:
                 kept = described[tile * tile_rows :, number * columns :][:tile_rows, :columns]
                 kept[:] = unpack(plan.bitmaps[bitmap]) if bitmap >= 0 else True
+                wanted = unpack(np.array(words[: columns // 32], np.int32))
+                assert (wanted[: seq_len - number * columns] == kept.any(axis=0)[: seq_len - number * columns]).all()
                 assert kept.any()
         np.testing.assert_array_equal(described[:seq_len, :seq_len], square)
         assert not described[:, seq_len:].any()
-    np.testing.assert_array_equal(unpack(plan.needed), unpack(plan.bitmaps).any(axis=1))
     assert len(np.unique(plan.bitmaps.reshape(len(plan.bitmaps), -1), axis=0)) == len(plan.bitmaps)
 
 
@@ -67,7 +68,45 @@ def test_equal_bitmaps_are_stored_once():
     plan = block_plan(parse_mask("causal", 512), 512, 128, 64)
     assert len(plan.bitmaps) == 2
     assert plan.blocks == 2 + 4 + 6 + 8
-    assert plan.lists[0, 0, 0].tolist() == [3, 8]
+    assert plan.lists[0, 0, 0].tolist() == [3, 8, 0, 0]
+
+
+@pytest.mark.parametrize(("tile_rows", "columns"), [(64, 64), (128, 64), (192, 128)])
+@pytest.mark.parametrize("seq_len", [1, 64, 200, 256])
+@pytest.mark.parametrize("mask", MASKS[:-1])
+def test_reach_says_what_lists_say(mask, seq_len, tile_rows, columns):
+    mask = parse_mask(mask, seq_len)
+    plan, keep = block_plan(mask, seq_len, tile_rows, columns), mask.keep(seq_len)[0]
+    tiles = plan.lists.shape[1]
+    if plan.reach is Reach.LISTED:
+        return
+    for place in range(tiles):
+        tile = tiles - 1 - place
+        needed = keep[tile * tile_rows : (tile + 1) * tile_rows].any(axis=0)
+        end = seq_len if plan.reach is Reach.SEQUENCE else min((tile + 1) * tile_rows, seq_len)
+        assert needed[:end].all()
+        assert not needed[end:].any()
+        assert plan.lists[0, place, 0, :2].tolist() == [tile, -(-end // columns)]
+        count = -(-end // columns)
+        assert plan.lists[0, place, 1 : 1 + count, 0].tolist() == list(range(count))
+    if plan.reach is Reach.DIAGONAL:
+        assert not np.triu(keep, 1).any()
+
+
+@pytest.mark.parametrize(
+    ("mask", "reach"),
+    [("dense", Reach.SEQUENCE), ("causal", Reach.DIAGONAL), ("strided", Reach.DIAGONAL), ("fixed", Reach.LISTED)],
+)
+def test_reach_of_named_masks(mask, reach):
+    assert block_plan(parse_mask(mask, 256), 256, 64, 64).reach is reach
+
+
+def test_columns_after_a_row_are_no_diagonal(tmp_path):
+    keep = np.tri(128, dtype=bool)
+    keep[0, 40] = True
+    np.save(tmp_path / "mask.npy", keep)
+    mask = parse_mask(f"file:{tmp_path / 'mask.npy'}", 128)
+    assert block_plan(mask, 128, 64, 64).reach is Reach.LISTED
 
 
 def test_columns_read_are_those_that_a_tile_needs():

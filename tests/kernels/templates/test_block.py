@@ -31,12 +31,12 @@ MASKS = [
     "longformer:window=8,global=3",
     "bigbird:window=8,global=2,random=1,block=8",
 ]
-NAMES = ("tile_rows", "columns", "stages", "loader", "shared_queries", "residents")
-DEFAULT = dict(zip(NAMES, (128, 64, 4, 0, 1, 2), strict=True))
-THREE_GROUPS = dict(zip(NAMES, (192, 128, 3, 1, 1, 1), strict=True))
-LOADER = dict(zip(NAMES, (128, 128, 3, 1, 0, 1), strict=True))
-SMALL_LOADER = dict(zip(NAMES, (64, 128, 3, 1, 0, 2), strict=True))
-SHORT = dict(zip(NAMES, (64, 64, 3, 0, 0, 2), strict=True))
+NAMES = ("tile_rows", "columns", "stages", "loader", "shared_queries", "residents", "lazy")
+DEFAULT = dict(zip(NAMES, (128, 64, 4, 0, 1, 2, 0), strict=True))
+THREE_GROUPS = dict(zip(NAMES, (192, 128, 3, 1, 1, 1, 0), strict=True))
+LOADER = dict(zip(NAMES, (128, 128, 3, 1, 0, 1, 0), strict=True))
+SMALL_LOADER = dict(zip(NAMES, (64, 128, 3, 1, 0, 2, 0), strict=True))
+SHORT = dict(zip(NAMES, (64, 64, 3, 0, 0, 2, 0), strict=True))
 BLOCKINGS = (DEFAULT, THREE_GROUPS, LOADER, SMALL_LOADER, SHORT)
 SMALL = Workload(batch=2, seq_len=77, heads=3, head_dim=64)
 VECTOR, PANEL_ROW, PERIOD = 8, 128, 1024  # elements, bytes, bytes
@@ -74,9 +74,9 @@ def attend_tile(q, k, v, blocks, plan, columns):
     """One tile as the kernel does it: block by block, masked, rescaled, accumulated."""
     rows, head_dim = q.shape
     maximum, total, sums = np.full(rows, -np.inf), np.zeros(rows), np.zeros((rows, head_dim))
-    for number, bitmap in blocks:
+    for number, bitmap, *words in blocks:
         whole = np.ones(columns, bool)
-        needed = unpack(plan["block_needed"][bitmap]) if bitmap >= 0 else whole
+        needed = unpack(np.array(words[: columns // 32], np.int32)) if bitmap >= 0 else whole
         kept = unpack(plan["block_bitmaps"][bitmap])[:rows] if bitmap >= 0 else whole
         keys, values = (read_block(matrix, number, columns, needed) for matrix in (k, v))
         scores = np.where(kept, q @ keys.T / sqrt(head_dim), -np.inf)
@@ -100,7 +100,7 @@ def check_algorithm(workload, choice):
     plan, result = TEMPLATE.program(workload, choice).plan(), np.full_like(q, np.nan)
     lists = plan["block_lists"]
     for batch, head, place in product(range(workload.batch), range(workload.heads), range(lists.shape[1])):
-        (tile, count), *blocks = lists[batch if len(lists) > 1 else 0, place]
+        (tile, count, *_), *blocks = lists[batch if len(lists) > 1 else 0, place]
         rows = slice(tile * choice["tile_rows"], (tile + 1) * choice["tile_rows"])
         inputs = q[batch, head, rows], k[batch, head], v[batch, head]
         result[batch, head, rows] = attend_tile(*inputs, blocks[:count], plan, choice["columns"])
@@ -228,8 +228,8 @@ def test_launch_covers_every_tile():
     assert TEMPLATE.geometry(SMALL, choice) == Geometry(tile_rows=64, tile_columns=128, blocks=12, threads=256)
 
 
-def test_shared_memory_holds_queries_stages_and_bitmaps():
-    assert shared_bytes(Workload(), DEFAULT) == 1024 + 128 * 128 + 4 * (2 * 64 * 128 + 128 * 8 + 24)
+def test_shared_memory_holds_queries_and_stages():
+    assert shared_bytes(Workload(), DEFAULT) == 1024 + 128 * 128 + 4 * (2 * 64 * 128 + 24)
     assert shared_bytes(Workload(), DEFAULT | {"shared_queries": 0}) == shared_bytes(Workload(), DEFAULT) - 128 * 128
 
 
@@ -237,8 +237,8 @@ def test_a_loader_gives_its_registers_to_those_that_compute():
     assert registers(DEFAULT) == 128
     assert registers(LOADER) == 232
     assert registers(THREE_GROUPS) == 160
-    assert kept_values(Workload(), DEFAULT) == 32 + 32 + 16
-    assert kept_values(Workload(), LOADER) == 32 + 64 + 32 + 16
+    assert kept_values(Workload(), DEFAULT) == 32 + 32 + 16 + 4
+    assert kept_values(Workload(), LOADER) == 32 + 64 + 32 + 8 + 16
 
 
 def test_pairs_at_once_share_the_cache():
@@ -283,7 +283,7 @@ def test_why_not(changes, arch, reason):
 def test_work_counts_whole_blocks_and_needed_columns():
     workload = Workload(batch=2, seq_len=256, heads=2, head_dim=64, mask="sliding:window=0")
     work, row_bytes = TEMPLATE.work(workload, choice_of()), 2 * 64 * 2
-    plan_bytes = 4 * (2 * (3 + 4) * 2 + 2 * 128 * 2 + 2 * 2)
+    plan_bytes = 4 * (2 * (3 + 4) * 4 + 2 * 128 * 2)
     assert work.bytes_read == 3 * 2 * 256 * row_bytes + plan_bytes
     assert work.bytes_written == 2 * 256 * row_bytes
     assert work.flops == 4 * 2 * 2 * 4 * 128 * 64 * 64
