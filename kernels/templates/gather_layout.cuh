@@ -70,6 +70,7 @@ struct Plan {
                   // warps that have waited for them
     const int* lengths = nullptr;  // (batch), where sequences have lengths
     const int* limits = nullptr;   // for each item: its lowest row, and the lowest column from each chunk on
+    const int* offsets = nullptr;  // (batch), where sequences are packed: the rows at which they begin
 };
 
 // What the block and its warps cover, derived from the constants of a rendered shape.
@@ -80,7 +81,7 @@ struct Tiling {
     static constexpr int kTileRows = Shape::kTileRows, kChunk = Shape::kChunk, kSlots = Shape::kSlots;
     static constexpr int kStep = Shape::kStep, kChunks = Shape::kChunks, kItems = Shape::kItems;
     static constexpr int kPasses = Shape::kPasses;
-    static constexpr bool kPadded = Shape::kPadded;
+    static constexpr bool kPadded = Shape::kPadded, kPacked = Shape::kPacked;
     static constexpr int kTickets = Shape::kBatch * kHeads * kItems;
 
     static constexpr int kThreads = Shape::kWarps * kWarpSize;  // that multiply
@@ -126,6 +127,7 @@ struct Tiling {
     static constexpr int kBarriersAt = kPartialsAt + (kPassBytes > kWarpBytes ? kPassBytes : kWarpBytes);
     static constexpr int kSharedBytes = kBarriersAt + (2 * kSlots + 2 * kBuffers + 1) * kBarrierBytes;
 
+    static_assert(!kPacked || (kPadded && Shape::kMerged), "packed sequences have lengths, and rows of tokens alone");
     static_assert(sizeof(Element) == 2 || kExact, "elements are float32, or 16-bit for tensor cores");
     static_assert(kHeadDim % kVectorElements == 0 && kHeadDim <= 128, "a row is whole vectors, at most 128 channels");
     static_assert(kTileRows % kFragmentRows == 0, "a warp covers 16 rows");
@@ -149,6 +151,13 @@ __device__ __forceinline__ int swizzled(int row, int vector) {
     const int line = row / kRowsInBanks;
     const int key = (line + line / 8 + line / 16 + line / 32) % kKeys;
     return (row * ROW_VECTORS + (vector ^ key)) * kVectorBytes;
+}
+
+// The row of all tokens at which a sequence begins.
+template <class Shape>
+__device__ __forceinline__ int first_row_of(const Plan<typename Shape::Element>& plan, int batch) {
+    if constexpr (Shape::kPacked) return plan.offsets[batch];
+    return batch * Shape::kSeqLen;
 }
 
 // ---- Tickets: which item a block takes next.
