@@ -102,7 +102,7 @@ def no_place(workload: Workload, run: Run) -> str | None:
     tensors = layer_tensors(workload)
     for name in run_activations(run) + run_results(run):
         if workload.packed and name in BY_SEQUENCE:
-            return f"packed sequences lie in rows of tokens, {name} does not: only runs from 1 or 2 to 6 fuse it away"
+            return f"packed sequences lie in rows of tokens, and {name} by sequence: only [1,6] and [2,6] need none"
         if tensors[name].size > MAX_INDEX:
             return f"{name} would have {tensors[name].size:,} elements, and 31 bits index {MAX_INDEX + 1:,} at most"
     return None
