@@ -1,4 +1,4 @@
-"""Sequence lengths (padding): how many tokens of each sequence of a batch are real, as a distribution."""
+"""Sequence lengths (padding, packing): how many tokens of each sequence of a batch are real, as a distribution."""
 
 from dataclasses import dataclass
 from functools import lru_cache

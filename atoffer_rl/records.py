@@ -338,7 +338,8 @@ def describe(workload: Workload) -> str:
     """A workload in a few words."""
     w = workload
     shapes = f"B {w.batch}, S {w.seq_len}, H {w.heads}, W {w.head_dim}, F {w.ffn_dim}"
-    return f"{shapes}, {w.mask}, {w.activation}, {w.dtype}" + (f", lengths {w.lengths}" if w.padded else "")
+    lengths = f", lengths {w.lengths}" + ", packed" * w.packed if w.padded else ""
+    return f"{shapes}, {w.mask}, {w.activation}, {w.dtype}{lengths}"
 
 
 def list_workloads(workloads: Iterable[Workload]) -> str:

@@ -20,13 +20,21 @@ from atoffer_rl.workload import Workload
 def run_bytes(workload: Workload, run: Run) -> int:
     """Bytes of what `run` reads and stores in one layer, each tensor once; a mask's plan is not counted.
 
-    Of the activations of a run that reads sequence lengths, rows within them count, on average.
+    Of the activations of a run that reads sequence lengths, rows within them count, on average; of its results too
+    where sequences are packed.
     """
     tensors = layer_tensors(workload)
     read = sum(tensors[name].size_bytes for name in run_activations(run))
     if reads_lengths(workload, run):
         read = round(read * valid_share(workload))
-    return read + sum(tensors[name].size_bytes for name in run_weights(run) + run_results(run))
+    return read + sum(tensors[name].size_bytes for name in run_weights(run)) + stored_bytes(workload, run)
+
+
+def stored_bytes(workload: Workload, run: Run) -> int:
+    """Bytes of what `run` stores: all rows, but for packed attention, which leaves out those of no sequence."""
+    tensors = layer_tensors(workload)
+    stored = sum(tensors[name].size_bytes for name in run_results(run))
+    return round(stored * valid_share(workload)) if workload.packed and reads_mask(run) else stored
 
 
 def valid_share(workload: Workload) -> float:

@@ -12,7 +12,8 @@ def signature(workload: Workload, run: Run) -> str:
     """The part of `workload` that decides how long `run` takes, as a canonical string.
 
     Operator 0 and the runs from 7 on see rows only; a run that touches operators 1 to 6 sees batch, sequence
-    and heads besides, and the mask and lengths that are not full where it contains the mask operator.
+    and heads besides, and the mask, and lengths that are not full and whether they are packed, where it contains the
+    mask operator.
     """
     w = workload
     parts = [f"rows={w.rows}", f"width={w.width}", f"ffn={w.ffn_dim}", f"dtype={w.dtype}"]
@@ -21,7 +22,7 @@ def signature(workload: Workload, run: Run) -> str:
     if reads_mask(run):
         parts.append(f"mask={w.mask_spec.identity}")
     if reads_lengths(w, run):
-        parts.append(f"lengths={w.lengths}")
+        parts.append(f"lengths={w.lengths}" + (",packed" if w.packed else ""))
     if ACTIVATION_OPERATOR in run:
         parts.append(f"activation={w.activation}")
     return ";".join(parts)

@@ -10,6 +10,9 @@ from atoffer_rl.workload import MAX_INDEX, Workload
 
 ALIGNMENT_BYTES = 256
 LENGTHS = "lengths"
+OFFSETS = "offsets"
+BY_SEQUENCE = ("scores", "masked_scores", "probs", "context")
+"""Activations that lie sequence by sequence, not in rows of tokens."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ def layer_tensors(workload: Workload) -> dict[str, Tensor]:
 
     Weights of products are (out_features, in_features), as torch's Linear keeps them; `w_qkv` stacks the
     query, key and value projections in that order. `qkv` holds q, k and v side by side in each row:
-    (batch, seq_len, 3, heads, head_dim). A padded workload has `lengths` besides, (batch,).
+    (batch, seq_len, 3, heads, head_dim). A padded workload has `lengths` besides, (batch,); a packed one `offsets` too,
+    the row at which each sequence begins: there (batch, seq_len) is room for rows of tokens, no index of them.
     """
     w = workload
     batch, seq, heads, head, width, ffn = w.batch, w.seq_len, w.heads, w.head_dim, w.width, w.ffn_dim
@@ -69,6 +73,8 @@ def layer_tensors(workload: Workload) -> dict[str, Tensor]:
     shapes |= dict.fromkeys(("b_out", "gamma_1", "beta_1", "b_ffn2", "gamma_2", "beta_2"), ((width,), low))
     if w.padded:
         shapes[LENGTHS] = ((batch,), DType.INT32)
+    if w.packed:
+        shapes[OFFSETS] = ((batch,), DType.INT32)
     return {name: Tensor(name, shape, dtype) for name, (shape, dtype) in shapes.items()}
 
 
@@ -78,17 +84,25 @@ def reads_lengths(workload: Workload, run: Run) -> bool:
 
 
 def run_inputs(workload: Workload, run: Run) -> tuple[str, ...]:
-    """What `run` reads besides weights: its activations, and the lengths where it needs them."""
-    return run_activations(run) + ((LENGTHS,) if reads_lengths(workload, run) else ())
+    """What `run` reads besides weights: its activations, and the lengths and offsets where it needs them."""
+    return run_activations(run) + (sequence_inputs(workload) if reads_lengths(workload, run) else ())
 
 
-def too_large(workload: Workload, run: Run) -> str | None:
-    """Which activation that `run` reads or stores has more elements than 31 bits index; None if none has.
+def sequence_inputs(workload: Workload) -> tuple[str, ...]:
+    """What says which rows are a sequence's: nothing if all are full, `lengths`, and `offsets` if they are packed."""
+    return (LENGTHS,) * workload.padded + (OFFSETS,) * workload.packed
 
-    It can only be one of the score matrices: a workload has no other tensor of that size.
+
+def no_place(workload: Workload, run: Run) -> str | None:
+    """Why an activation that `run` reads or stores can have no place in memory; None if all can.
+
+    One of the score matrices, alone of all tensors, may have more elements than 31 bits index. Packed sequences lie in
+    rows of tokens: what lies sequence by sequence has no packed form.
     """
     tensors = layer_tensors(workload)
     for name in run_activations(run) + run_results(run):
+        if workload.packed and name in BY_SEQUENCE:
+            return f"packed sequences lie in rows of tokens, and {name} by sequence: only [1,6] and [2,6] need none"
         if tensors[name].size > MAX_INDEX:
             return f"{name} would have {tensors[name].size:,} elements, and 31 bits index {MAX_INDEX + 1:,} at most"
     return None

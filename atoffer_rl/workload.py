@@ -13,6 +13,7 @@ from atoffer_rl.masks import MAX_SEQ_LEN, Mask, parse_mask
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 MAX_INDEX = 2**31 - 1
 MAX_LAYERS = 10_000
+OPTIONAL_FIELDS = ("lengths", "packed")
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ class Workload:
         epsilon: Added to the variance in LayerNorm.
         lengths: Canonical distribution of sequence lengths, such as `uniform:shortest=1,longest=128`; `full` where
             every sequence has `seq_len` tokens.
+        packed: Whether a sequence's tokens begin where those of the one before end, not at a multiple of `seq_len`.
 
     Raises:
-        WorkloadError: If a number is not positive or is out of reach, or a name is unknown.
+        WorkloadError: If a number is not positive or is out of reach, a name is unknown, or full sequences are packed.
         MaskError: If the mask's name, parameters or file are wrong.
     """
 
@@ -49,6 +51,7 @@ class Workload:
     activation: str = "gelu"
     epsilon: float = 1e-12
     lengths: str = FULL
+    packed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq_len", "heads", "head_dim", "ffn_dim", "layers"):
@@ -70,11 +73,15 @@ class Workload:
             raise MaskError(f"{mask} has over 2**31 elements: reduce batch or seq_len")
         object.__setattr__(self, "mask", str(mask))
         object.__setattr__(self, "lengths", str(self.length_spec))
+        if not isinstance(self.packed, bool):
+            raise WorkloadError(f"packed must be true or false, not {self.packed!r}")
+        if self.packed and not self.padded:
+            raise WorkloadError("full sequences cannot be packed: give lengths such as uniform, or leave out packed")
 
     def _check_sizes(self) -> None:
         """Refuse what no kernel could index, before anything of that size is made.
 
-        A score matrix may be larger: it need not be stored (`tensors.too_large`).
+        A score matrix may be larger: it need not be stored (`tensors.no_place`).
         """
         if self.seq_len > MAX_SEQ_LEN:
             raise WorkloadError(f"seq_len must be at most {MAX_SEQ_LEN}, not {self.seq_len}")
@@ -118,7 +125,7 @@ class Workload:
 
     @property
     def padded(self) -> bool:
-        """Whether sequences may be shorter than `seq_len`, so that kernels read their lengths."""
+        """Whether sequences may be shorter than `seq_len`, packed or not, so that kernels read their lengths."""
         return self.lengths != FULL
 
     @property
@@ -128,13 +135,13 @@ class Workload:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
-        """The workload as plain JSON values; `lengths` only where they are not full."""
-        fields = asdict(self)
-        return fields if self.padded else {name: value for name, value in fields.items() if name != "lengths"}
+        """The workload as plain JSON values; `lengths` only where they are not full, `packed` only where it is true."""
+        unsaid = {name for name, said in (("lengths", self.padded), ("packed", self.packed)) if not said}
+        return {name: value for name, value in asdict(self).items() if name not in unsaid}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """The workload that `to_json` wrote; `lengths`, which it leaves out where they are full, alone may be absent.
+        """The workload that `to_json` wrote; only `lengths` and `packed`, which it may leave out, may be absent.
 
         Raises:
             WorkloadError: If a field is unknown, missing or wrong.
@@ -142,7 +149,7 @@ class Workload:
         if not isinstance(value, dict):
             raise WorkloadError("a workload is a JSON object: see atoffer schemes --help for its fields")
         names = [field.name for field in fields(cls)]
-        if missing := [name for name in names if name not in value and name != "lengths"]:
+        if missing := [name for name in names if name not in value and name not in OPTIONAL_FIELDS]:
             raise WorkloadError(f"not a workload: {', '.join(missing)} missing; its fields are {', '.join(names)}")
         if unknown := [str(name) for name in value if name not in names]:
             raise WorkloadError(f"not a workload: {', '.join(unknown)} unknown; its fields are {', '.join(names)}")

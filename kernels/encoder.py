@@ -9,7 +9,7 @@ from atoffer_rl.kernels.launch import Launchable, load_choice
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.operators import LAYER_INPUT, LAYER_OUTPUT
 from atoffer_rl.scheme import Scheme
-from atoffer_rl.tensors import LENGTHS
+from atoffer_rl.tensors import LENGTHS, OFFSETS
 from atoffer_rl.workload import Workload
 
 
@@ -41,7 +41,13 @@ class CompiledEncoder:
         ]
 
     def forward(
-        self, x: int, weights: Sequence[Mapping[str, int]], out: int, stream: int, lengths: int | None = None
+        self,
+        x: int,
+        weights: Sequence[Mapping[str, int]],
+        out: int,
+        stream: int,
+        lengths: int | None = None,
+        offsets: int | None = None,
     ) -> None:
         """Enqueue the forward pass; captured if `stream` is being captured and a forward went before.
 
@@ -51,9 +57,11 @@ class CompiledEncoder:
             out: Address of the output, shaped as the input.
             stream: The CUDA stream's handle.
             lengths: Address of the sequences' lengths (batch,), int32, if the workload is padded.
+            offsets: Address of the rows (batch,), int32, at which sequences begin, if the workload is packed.
 
         Raises:
-            SchemeError: If there are not as many weight sets as layers, or lengths for a padded workload alone.
+            SchemeError: If there are not as many weight sets as layers, lengths for a padded workload alone, or offsets
+                for a packed one alone.
             LaunchError: If a segment cannot be launched.
         """
         layers = self.workload.layers
@@ -61,7 +69,10 @@ class CompiledEncoder:
             raise SchemeError(f"this encoder has {layers} layers: {len(weights)} weight sets do not fit")
         if (lengths is not None) != self.workload.padded:
             raise SchemeError(f"this encoder's lengths are {self.workload.lengths}: pass lengths unless they are full")
-        shared = {} if lengths is None else {LENGTHS: lengths}
+        if (offsets is not None) != self.workload.packed:
+            raise SchemeError("offsets are those of packed sequences: pass them if the workload is packed, else none")
+        given = {LENGTHS: lengths, OFFSETS: offsets}
+        shared = {name: address for name, address in given.items() if address is not None}
         for layer, named in enumerate(weights):
             pointers = {**self._places[layer % 2], **shared, **named}
             if layer == 0:

@@ -12,6 +12,7 @@ from atoffer_rl.kernels.template import Template
 from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme, finest_partition
+from atoffer_rl.tensors import no_place
 from atoffer_rl.workload import Workload
 
 PLAINEST = ("rowwise", "gemm", "chain")
@@ -163,7 +164,13 @@ def _runs(space: LegalSpace) -> frozenset[Run]:
         if any(run.last == end and run.first in reached for run in runs):
             reached.add(end + 1)
     if OPERATOR_COUNT not in reached:
-        stuck, option = max(reached), " --standalone" if space.standalone else ""
-        kind = "generated template" if space.standalone else "template"
-        raise NoTemplate(f"no {kind} covers operator {stuck} here: see atoffer schemes{option} --why {stuck} {stuck}")
+        raise NoTemplate(_why_uncovered(space, max(reached)))
     return runs
+
+
+def _why_uncovered(space: LegalSpace, operator: int) -> str:
+    """Why no legal run leads on from `operator`: what speaks against the shortest whose tensors could be stored."""
+    kind, option = ("generated template", " --standalone") if space.standalone else ("template", "")
+    run = next(run for run in sorted(ALL_RUNS) if run.first == operator and no_place(space.workload, run) is None)
+    see = f"atoffer schemes{option} --why {run.first} {run.last}"
+    return f"no {kind} covers operator {operator} here ({see}): {space.why(run)}"

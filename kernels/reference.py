@@ -28,7 +28,7 @@ from atoffer_rl.operators import (
     run_weights,
 )
 from atoffer_rl.run import Run
-from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs
+from atoffer_rl.tensors import LENGTHS, OFFSETS, layer_tensors, reads_lengths, run_inputs
 from atoffer_rl.tensors import Tensor as Description
 from atoffer_rl.workload import Workload
 
@@ -89,11 +89,14 @@ def run_reference(
         run: The operators to compute.
         inputs: The run's inputs (`tensors.run_inputs`) and weights by name, shaped as `tensors.layer_tensors` says.
         precision: The truth in float64, or eager low precision.
-        entries: Which sequences of the batch to compute.
+        entries: Which sequences of the batch to compute; all of them where the run reads packed sequences.
 
     Returns:
-        `operators.run_results(run)` by name, for those entries: float64 if exact, else in stored formats.
+        `operators.run_results(run)` by name, for those entries: float64 if exact, else in stored formats. Zeros in
+        rows that belong to no packed sequence.
     """
+    if reads_offsets(workload, run):
+        return _packed_reference(workload, run, inputs, precision)
     values = {name: inputs[name][entries] for name in run_inputs(workload, run)}
     values |= {name: inputs[name] for name in run_weights(run)}
     if precision is Precision.EXACT:
@@ -102,6 +105,16 @@ def run_reference(
         compute = _attention if part == ATTENTION else _operators
         values |= compute(workload, part, values, precision, entries)
     return {name: values[name] for name in run_results(run)}
+
+
+def _packed_reference(
+    workload: Workload, run: Run, inputs: Mapping[str, Tensor], precision: Precision
+) -> dict[str, Tensor]:
+    """As `run_reference`: unpacks, computes sequence by sequence, packs."""
+    padded, apart = unpacked_workload(workload), unpacked_tensors(workload, run, inputs)
+    parts = [run_reference(padded, run, apart, precision, entries) for entries in batch_chunks(padded)]
+    lengths = inputs[LENGTHS]
+    return {name: pack_rows(workload, torch.cat([part[name] for part in parts]), lengths) for name in run_results(run)}
 
 
 def _parts(run: Run) -> tuple[Run, ...]:
@@ -155,7 +168,9 @@ def layer_reference(
     lengths: Tensor | None = None,
 ) -> Tensor:
     """One layer's output (batch, seq_len, width) for the input `x` of that shape, and `lengths` if it is padded."""
-    inputs = {LAYER_INPUT: x, **weights} | ({} if lengths is None else {LENGTHS: lengths})
+    inputs = {LAYER_INPUT: x, **weights} | ({} if lengths is None else sequence_tensors(workload, lengths))
+    if workload.packed:
+        return run_reference(workload, WHOLE_LAYER, inputs, precision)[LAYER_OUTPUT]
     parts = [
         run_reference(workload, WHOLE_LAYER, inputs, precision, entries)[LAYER_OUTPUT]
         for entries in batch_chunks(workload)
@@ -170,7 +185,7 @@ def encoder_reference(
     precision: Precision = Precision.EXACT,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """The output of as many layers as there are weight sets; what rows beyond `lengths` hold has no meaning."""
+    """The output of as many layers as there are weight sets; what `valid_rows` leaves out has no meaning."""
     for weights in layer_weights:
         x = layer_reference(workload, x, weights, precision, lengths)
     return x
@@ -199,12 +214,54 @@ def apply_mask(workload: Workload, entries: slice, scores: Tensor, lengths: Tens
 
 
 def valid_rows(workload: Workload, lengths: Tensor) -> Tensor:
-    """Which tokens lie within `lengths` (batch,): a boolean tensor (batch, seq_len)."""
+    """Which rows are tokens of sequences of `lengths` (batch,): a boolean tensor (batch, seq_len)."""
+    if workload.packed:
+        return (torch.arange(workload.rows, device=lengths.device) < lengths.sum()).view(-1, workload.seq_len)
     return torch.arange(workload.seq_len, device=lengths.device) < lengths[:, None]
 
 
+def unpacked_workload(workload: Workload) -> Workload:
+    """The same workload with every sequence's rows at a multiple of `seq_len`."""
+    return replace(workload, packed=False)
+
+
+def reads_offsets(workload: Workload, run: Run) -> bool:
+    """Whether `run` reads rows of packed sequences as such: elsewhere, rows are rows."""
+    return workload.packed and reads_lengths(workload, run)
+
+
+def unpacked_tensors(workload: Workload, run: Run, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` that `run` reads and stores, as its `unpacked_workload` has them."""
+    if not reads_offsets(workload, run):
+        return dict(tensors)
+    lengths, rows = tensors[LENGTHS], {*run_activations(run), *run_results(run)}
+    apart = {name: unpack_rows(workload, value, lengths) for name, value in tensors.items() if name in rows}
+    return {name: value for name, value in tensors.items() if name != OFFSETS} | apart
+
+
+def unpack_rows(workload: Workload, packed: Tensor, lengths: Tensor) -> Tensor:
+    """`packed` rows (batch, seq_len, channels) with each sequence's at a multiple of `seq_len`, zeros between."""
+    first = sequence_tensors(workload, lengths)[OFFSETS]
+    places = first[:, None] + torch.arange(workload.seq_len, device=lengths.device)
+    apart = packed.flatten(0, 1)[places.clamp(max=workload.rows - 1)]
+    return without_padding(unpacked_workload(workload), apart, lengths)
+
+
+def pack_rows(workload: Workload, rows: Tensor, lengths: Tensor) -> Tensor:
+    """What `unpack_rows` unpacked; zeros in rows that belong to no sequence."""
+    packed = torch.zeros_like(rows)
+    packed[valid_rows(workload, lengths)] = rows[valid_rows(unpacked_workload(workload), lengths)]
+    return packed
+
+
+def sequence_tensors(workload: Workload, lengths: Tensor) -> dict[str, Tensor]:
+    """`tensors.sequence_inputs` of a padded workload, for sequences of `lengths` (batch,)."""
+    offsets = (lengths.cumsum(0) - lengths).int()
+    return {LENGTHS: lengths} | ({OFFSETS: offsets} if workload.packed else {})
+
+
 def without_padding(workload: Workload, rows: Tensor, lengths: Tensor) -> Tensor:
-    """`rows` (batch, seq_len, channels) with zeros beyond `lengths` (batch,)."""
+    """`rows` (batch, seq_len, channels) with zeros in those that are no tokens of sequences of `lengths` (batch,)."""
     return torch.where(valid_rows(workload, lengths)[..., None], rows, 0.0)
 
 
@@ -300,7 +357,7 @@ def draw_inputs(workload: Workload, run: Run, kind: Inputs, seed: int, device: t
     drawn = {name: _draw_activation(workload, stored[name], kind, source, lengths) for name in run_activations(run)}
     drawn |= {name: _draw_weight(stored[name], kind, source) for name in run_weights(run)}
     if lengths is not None and reads_lengths(workload, run):
-        drawn[LENGTHS] = lengths
+        drawn |= sequence_tensors(workload, lengths)
     return {name: value.to(TORCH_DTYPES[stored[name].dtype]).contiguous() for name, value in drawn.items()}
 
 

@@ -17,6 +17,8 @@ from atoffer_rl.kernels.reference import (
     batch_chunks,
     draw_inputs,
     run_reference,
+    unpacked_tensors,
+    unpacked_workload,
     without_padding,
 )
 from atoffer_rl.operators import run_operators, run_results
@@ -197,11 +199,12 @@ def _launch_and_compare(
     launchable.launch(fenced.pointers, torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0)
     overwritten = torch.stack([(fenced.tensors[name] != values).any() for name, values in drawn.items()]).any()
     outcome = [fenced.trespassed().double(), overwritten.double()]
-    judged = _judge_chunks(workload, run, drawn, fenced.tensors).view(-1, FIELDS)
+    apart, tensors = unpacked_workload(workload), unpacked_tensors(workload, run, {**fenced.tensors, **drawn})
+    judged = _judge_chunks(apart, run, tensors, tensors).view(-1, FIELDS)
     for draw in range(1, _draws(workload, run)):
-        others = draw_inputs(workload, run, kind, seed + draw * SEED_STRIDE, device)
-        eager = run_reference(workload, run, others, Precision.EAGER)
-        elsewhere = _judge_chunks(workload, run, others, eager).view(-1, FIELDS)
+        others = draw_inputs(apart, run, kind, seed + draw * SEED_STRIDE, device)
+        eager = run_reference(apart, run, others, Precision.EAGER)
+        elsewhere = _judge_chunks(apart, run, others, eager).view(-1, FIELDS)
         judged[:, EAGER_ERROR] = torch.maximum(judged[:, EAGER_ERROR], elsewhere[:, EAGER_ERROR])
     return torch.cat([judged.view(-1), torch.stack(outcome)])
 

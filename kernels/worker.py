@@ -150,7 +150,7 @@ def timed_lengths(workload: Workload) -> dict[str, list[int]]:
 
 
 class EncoderMemory:
-    """Input, lengths, output and every layer's own weights of an encoder, as torch tensors on the device.
+    """Input, lengths and offsets, output and every layer's own weights of an encoder, as torch tensors on the device.
 
     Args:
         workload: Whose.
@@ -166,6 +166,7 @@ class EncoderMemory:
             Precision,
             draw_weights,
             encoder_reference,
+            sequence_tensors,
             typical_lengths,
         )
 
@@ -178,6 +179,7 @@ class EncoderMemory:
         self._layers = [draw_weights(workload, seed + layer, device) for layer in range(workload.layers)]
         self.weights = [addresses(layer) for layer in self._layers]
         self.lengths = typical_lengths(workload, device) if workload.padded else None
+        self.sequences = {} if self.lengths is None else sequence_tensors(workload, self.lengths)
         self._exact = encoder_reference(workload, self.x, self._layers, lengths=self.lengths)
         self._eager = encoder_reference(workload, self.x, self._layers, Precision.EAGER, self.lengths)
 
@@ -267,7 +269,7 @@ class GpuWorker:
 
     def _forward(self, task: ForwardTask) -> Measured:
         from atoffer_rl.kernels.device_array import DeviceBytes
-        from atoffer_rl.kernels.encoder import CompiledEncoder
+        from atoffer_rl.kernels.encoder import CompiledEncoder, addresses
         from atoffer_rl.kernels.launch import load_program
         from atoffer_rl.liveness import plan_buffers
 
@@ -281,9 +283,13 @@ class GpuWorker:
         memory = self._encoder_memory(workload)
         memory.poison()
         self._cupy.cuda.runtime.deviceSynchronize()
-        lengths = None if memory.lengths is None else memory.lengths.data_ptr()
         forward = partial(
-            encoder.forward, memory.x.data_ptr(), memory.weights, memory.out.data_ptr(), self._stream.ptr, lengths
+            encoder.forward,
+            memory.x.data_ptr(),
+            memory.weights,
+            memory.out.data_ptr(),
+            self._stream.ptr,
+            **addresses(memory.sequences),
         )
         forward()
         self._stream.synchronize()
@@ -319,7 +325,13 @@ class GpuWorker:
     def _new_context(self, workload: Workload, run: Run) -> SegmentContext:
         import torch
 
-        from atoffer_rl.kernels.reference import TORCH_DTYPES, Inputs, draw_inputs, typical_lengths
+        from atoffer_rl.kernels.reference import (
+            TORCH_DTYPES,
+            Inputs,
+            draw_inputs,
+            sequence_tensors,
+            typical_lengths,
+        )
 
         device, stored = torch.device("cuda", torch.cuda.current_device()), layer_tensors(workload)
         drawn = draw_inputs(workload, run, Inputs.RANDOM, self._seed, device)
@@ -328,7 +340,7 @@ class GpuWorker:
             for name in run_results(run)
         }
         if LENGTHS in drawn:
-            drawn[LENGTHS] = typical_lengths(workload, device)
+            drawn |= sequence_tensors(workload, typical_lengths(workload, device))
         activations = {name: drawn[name] for name in run_inputs(workload, run)}
         weights = {name: drawn[name] for name in run_weights(run)}
         context = SegmentContext(activations, weights, results, self.device.l2_bytes)

@@ -34,6 +34,7 @@ WORKLOAD_OPTIONS = (
     _option("activation", f"Activation: {', '.join(ACTIVATIONS)}.", str),
     _option("epsilon", "Added to the variance in LayerNorm.", float),
     _option("lengths", "Sequence lengths: full, uniform:shortest=1,longest=128, or list:a/b/c.", str),
+    _option("packed", "Sequences lie one right after the other, without rows between; needs --lengths.", bool),
 )
 
 

@@ -111,6 +111,7 @@ def run_folder(parent: Path, name: str) -> Path:
 def run_name(searcher: str, workload: Workload, seed: int) -> str:
     """Says what a run is about."""
     mask = workload.mask.split(":")[0] + (f"-{workload.length_spec.name}" if workload.padded else "")
+    mask += "-packed" * workload.packed
     return f"{searcher}-b{workload.batch}-s{workload.seq_len}-{mask}-{workload.dtype}-seed{seed}"
 
 

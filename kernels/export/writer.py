@@ -189,6 +189,7 @@ class _Writer:
             "weights": list(WEIGHTS),
             "mask": "plan/mask.npy",
             "lengths": self._lengths(),
+            "packed": workload.packed,
             "archs": list(self.export.archs),
             "plan": self.plan_files,
             "scratch_bytes": self.scratch_bytes,

@@ -20,7 +20,7 @@ from atoffer_rl.operators import (
 )
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs, too_large
+from atoffer_rl.tensors import LENGTHS, layer_tensors, no_place, reads_lengths, run_inputs
 from atoffer_rl.workload import Workload
 
 RUNS = frozenset(
@@ -49,7 +49,7 @@ class ChainTemplate:
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why `run` of `workload` cannot be implemented at all; None if it can."""
-        return too_large(workload, run)
+        return no_place(workload, run)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule (divisibility, size of an access, idle warps) `values` break; None if none."""

@@ -13,7 +13,7 @@ from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.operators import ACTIVATION_OPERATOR, OPERATORS, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors, too_large
+from atoffer_rl.tensors import layer_tensors, no_place
 from atoffer_rl.workload import Workload
 
 NAME = "cublaslt"
@@ -43,7 +43,7 @@ class CublasltTemplate:
             return "the library's GELU is the tanh form, and the workload asks for the exact one"
         if ACTIVATION_OPERATOR in run and workload.activation == "gelu_tanh" and workload.element is DType.FLOAT32:
             return "the library's GELU misses float32's error budget"
-        return too_large(workload, run)
+        return no_place(workload, run)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""

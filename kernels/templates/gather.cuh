@@ -43,7 +43,8 @@
 //
 // Lengths. Where sequences have them, copying warps take no chunk whose columns, and those of all later ones, lie beyond
 // the length, and none at all of an item whose rows do; they leave zeros where values beyond it would be. Multiplying
-// warps drop what is left of rows and columns beyond it, whose numbers come with the chunk.
+// warps drop what is left of rows and columns beyond it, whose numbers come with the chunk. Packed sequences begin at the
+// rows that their offsets name; their rows beyond the length are the next sequence's, and are not stored.
 //
 // Bias. q gets it when it is loaded. q . (k + b) = q . k + q . b: the second is the same for all columns, and softmax
 // cancels it. sum p (v + b) = sum p v + b, because the p of a row add up to 1: it is added at the end.
@@ -161,7 +162,7 @@ struct Multiplier {
 
     __device__ __forceinline__ void store(int head) {
         const int batch = head / Tile::kHeads, channels = head % Tile::kHeads * Tile::kHeadDim;
-        const int first = Shape::kMerged ? batch * Tile::kSeqLen * Tile::kWidth + channels
+        const int first = Shape::kMerged ? first_row_of<Shape>(plan, batch) * Tile::kWidth + channels
                                          : head * Tile::kSeqLen * Tile::kHeadDim;
         const auto* value_bias = reinterpret_cast<const Element*>(shared.biases(buffer.at) + Tile::kRowBytes);
         char* own_queries = shared.queries(buffer.at) + warp.fragment * kFragmentRows * Tile::kRowBytes;

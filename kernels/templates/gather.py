@@ -19,11 +19,11 @@ from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
 from atoffer_rl.lengths import FULL
 from atoffer_rl.masks import Mask
 from atoffer_rl.operators import run_results, run_weights
-from atoffer_rl.roofline import kept_pairs, valid_share
+from atoffer_rl.roofline import kept_pairs, stored_bytes, valid_share
 from atoffer_rl.row_order import FRAGMENT_ROWS, Order, splits
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors, run_inputs
+from atoffer_rl.tensors import layer_tensors, no_place, run_inputs
 from atoffer_rl.workload import MAX_INDEX, Workload
 
 MOST_CHANNELS = 128
@@ -90,7 +90,7 @@ class GatherTemplate:
             return f"head_dim must be a multiple of {VECTOR_CHANNELS} up to {MOST_CHANNELS}, not {workload.head_dim}"
         if device.compute_capability < OLDEST_ARCH:
             return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
-        return None
+        return no_place(workload, run)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""
@@ -123,6 +123,7 @@ class GatherTemplate:
             partial_items=plan.partial_items,
             formula=plan.formula,
             padded=workload.padded,
+            packed=workload.packed,
             chunks=plan.chunks,
             passes=plan.passes,
             fragment_columns=_fragment_columns(values, plan),
@@ -166,7 +167,7 @@ class GatherTemplate:
         partial_bytes = sum(size_bytes for _, size_bytes in _scratch(w, dict(choice.parameters), plan))
         return Work(
             bytes_read=rows_read * row_bytes * repeats + weight_bytes + plan_bytes(w, plan) + partial_bytes,
-            bytes_written=sum(tensors[name].size_bytes for name in run_results(choice.run)) + partial_bytes,
+            bytes_written=stored_bytes(w, choice.run) + partial_bytes,
             flops=round(4 * plan.products * w.width * repeats * _pair_share(w)),
         )
 
@@ -346,7 +347,7 @@ def _limits(plan: GatherPlan) -> NDArray[np.int32]:
 
 def _pair_share(workload: Workload) -> float:
     """Pairs that the mask keeps within the sequences' lengths over all that it keeps, on average."""
-    whole = kept_pairs(replace(workload, lengths=FULL))
+    whole = kept_pairs(replace(workload, lengths=FULL, packed=False))
     return kept_pairs(workload) / whole if whole else 1.0
 
 

@@ -194,7 +194,7 @@ struct Copier {
         const HeadItem taken = head_item_of<Shape>(ticket);
         const int batch = taken.head / Tile::kHeads, channels = taken.head % Tile::kHeads * Tile::kHeadDim;
         const int item = (Shape::kMaskBatches == 1 ? 0 : batch) * Tile::kItems + taken.item;
-        const Element* queries = qkv + batch * Tile::kSeqLen * Tile::kTokenStride + channels;
+        const Element* queries = qkv + first_row_of<Shape>(plan, batch) * Tile::kTokenStride + channels;
         const Source source(plan, item, taken.item);
         const int length = Tile::kPadded ? plan.lengths[batch] : Tile::kSeqLen;
         const int chunks = Tile::kPadded ? chunks_within(length, item, source.chunks()) : source.chunks();
@@ -295,7 +295,7 @@ struct Copier {
     }
 
     // Rows that do not exist keep what they held: nothing of them is kept or stored. Rows beyond the length likewise:
-    // they are stored as zeros.
+    // they are stored as zeros, or, where sequences are packed, not at all.
     __device__ __forceinline__ void copy_queries(const Element* queries, const Rows& rows, int length) const {
         const Element* from = queries + vector * Tile::kVectorElements;
         const unsigned to = shared_address(shared.queries(buffer.at));

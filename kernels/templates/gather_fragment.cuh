@@ -69,6 +69,7 @@ struct WarpTile {
             length = *shared.length(buffer);
             in_length = (rows[0] < length ? 0x33333333u : 0) | (rows[1] < length ? 0xccccccccu : 0);
         }
+        if constexpr (Tile::kPacked) drop_rows_beyond();
     }
 
     // Place in the item of row `row` of the fragment.
@@ -78,6 +79,12 @@ struct WarpTile {
     }
 
     static __device__ __forceinline__ bool exists(int row) { return row >= 0; }
+
+    // Where sequences are packed, rows beyond the length are the next sequence's.
+    __device__ __forceinline__ void drop_rows_beyond() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) rows[r] = rows[r] < length ? rows[r] : -1;
+    }
 
     // Lane groups of 8 address: rows 0-7 low channels, rows 8-15 low, rows 0-7 high, rows 8-15 high.
     __device__ __forceinline__ void load_queries(const Shared<Shape>& shared, int buffer, int pass) {

@@ -60,6 +60,7 @@ struct Plan {
     int* counts;  // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items
     const int* lengths = nullptr;  // (batch), where sequences have lengths
     const int* limits = nullptr;   // for each item: its lowest row, and the lowest column from each chunk on
+    const int* offsets = nullptr;  // (batch), where sequences are packed: the rows at which they begin
 };
 
 // What the block and its warps cover, derived from the constants of a rendered shape.
@@ -70,7 +71,7 @@ struct Tiling {
     static constexpr int kTileRows = Shape::kTileRows, kChunk = Shape::kChunk, kSlots = Shape::kSlots;
     static constexpr int kStep = Shape::kStep, kChunks = Shape::kChunks, kItems = Shape::kItems;
     static constexpr int kPasses = Shape::kPasses, kBuffers = Shape::kBuffers;
-    static constexpr bool kPadded = Shape::kPadded;
+    static constexpr bool kPadded = Shape::kPadded, kPacked = Shape::kPacked;
     static constexpr int kAllHeads = Shape::kBatch * kHeads;
     static constexpr int kTickets = kAllHeads * kItems;
     static constexpr bool kShelves = Shape::kPartialItems > 0;
@@ -122,6 +123,7 @@ struct Tiling {
     static constexpr int kBarriers = 2 * (kSlots + kBuffers + kShelves);
     static constexpr int kSharedBytes = kBarriersAt + (kBarriers + 1) * kBarrierBytes;
 
+    static_assert(!kPacked || (kPadded && Shape::kMerged), "packed sequences have lengths, and rows of tokens alone");
     static_assert(sizeof(Element) == 2 || kExact, "elements are float32, or 16-bit for tensor cores");
     static_assert(kHeadDim % kVectorElements == 0 && kHeadDim <= 128, "a row is whole vectors, at most 128 channels");
     static_assert(kBuffers == 1 || kBuffers == 2, "queries of the next item wait in shared memory, or of none");
@@ -159,6 +161,13 @@ struct Swizzle {
 template <int ROW_VECTORS>
 __device__ __forceinline__ int swizzled(int row, int vector) {
     return Swizzle<ROW_VECTORS>::at(row, vector, Swizzle<ROW_VECTORS>::key_sum(row));
+}
+
+// The row of all tokens at which a sequence begins.
+template <class Shape>
+__device__ __forceinline__ int first_row_of(const Plan<typename Shape::Element>& plan, int batch) {
+    if constexpr (Shape::kPacked) return plan.offsets[batch];
+    return batch * Shape::kSeqLen;
 }
 
 // ---- Tickets: which item a block takes next.

@@ -16,7 +16,7 @@ from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type
 from atoffer_rl.operators import OPERATORS, Kind, run_activations, run_operators, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.tensors import layer_tensors, no_place
 from atoffer_rl.workload import Workload
 
 NAME = "gemm"
@@ -169,7 +169,7 @@ class GemmTemplate:
             return "a generated GEMM is one product with an elementwise operator before or after it"
         if device.compute_capability < OLDEST_ARCH:
             return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
-        return None
+        return no_place(workload, run)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""

@@ -14,10 +14,10 @@ from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, tensor_paramete
 from atoffer_rl.mask_plan import row_plan
 from atoffer_rl.masks import Mask
 from atoffer_rl.operators import reads_mask, run_activations, run_results, run_weights
-from atoffer_rl.roofline import kept_pairs, valid_share
+from atoffer_rl.roofline import kept_pairs, stored_bytes, valid_share
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import layer_tensors, reads_lengths, run_inputs, too_large
+from atoffer_rl.tensors import layer_tensors, no_place, reads_lengths, run_inputs
 from atoffer_rl.workload import Workload
 
 RUNS = frozenset(
@@ -50,7 +50,7 @@ class RowwiseTemplate:
         """Why `run` of `workload` cannot be implemented at all; None if it can."""
         if workload.head_dim > MOST_HEAD_DIM:
             return f"a warp holds heads of up to {MOST_HEAD_DIM} channels, not {workload.head_dim}"
-        return too_large(workload, run)
+        return no_place(workload, run)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule (registers, shared memory, idle lanes) `values` break; None if none."""
@@ -83,6 +83,7 @@ class RowwiseTemplate:
             scale=f"{workload.head_dim**-0.5!r}f",
             threads=threads,
             padded=reads_lengths(workload, run),
+            packed=workload.packed,
             parameters=[parameter(workload, run, name) for name in inputs + outputs],
             inputs=inputs,
             outputs=outputs,
@@ -116,7 +117,7 @@ class RowwiseTemplate:
         products = (QK_OPERATOR in run) + (PV_OPERATOR in run)
         return Work(
             bytes_read=read,
-            bytes_written=sum(tensors[name].size_bytes for name in run_results(run)),
+            bytes_written=stored_bytes(workload, run),
             flops=pairs * (2 * workload.head_dim * products + SOFTMAX_FLOPS * (SOFTMAX_OPERATOR in run)),
         )
 

@@ -99,6 +99,7 @@ def test_a_wrong_command_line_is_status_2(atoffer, words, says):
         (["--activation", "swish"], "activation must be one of"),
         (["--epsilon", "2"], "epsilon must be a number"),
         (["--lengths", "short"], "unknown lengths 'short'"),
+        (["--packed"], "full sequences cannot be packed"),
         (["--lengths", "list:1/2"], "holds 2 lengths, but batch is 16"),
         (["--lengths", "uniform:longest=300"], "a whole number from 0 to seq_len 256"),
         (["--batch", "100000", "--seq-len", "4096"], "reduce batch or seq_len"),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from atoffer_rl.device import H100
@@ -26,6 +28,15 @@ def test_only_runs_with_the_mask_skip_what_it_drops():
     pairs, kept = 2 * 3 * 36, 2 * 3 * 21
     assert run_flops(SMALL, Run(2, 2)) == 2 * pairs * 4
     assert run_flops(SMALL, Run(2, 6)) == 2 * 2 * kept * 4
+
+
+def test_packed_attention_stores_the_tokens_of_its_sequences_alone():
+    padded = replace(SMALL, lengths="list:1/2")
+    packed = replace(padded, packed=True)
+    merged = 2 * ROWS * WIDTH
+    assert run_bytes(padded, Run(2, 6)) - run_bytes(packed, Run(2, 6)) == merged - merged * 3 // 12
+    assert run_flops(padded, Run(2, 6)) == run_flops(packed, Run(2, 6))
+    assert run_bytes(padded, Run(7, 8)) == run_bytes(packed, Run(7, 8))
 
 
 def test_the_floor_is_the_longer_of_memory_and_arithmetic():

@@ -1,7 +1,7 @@
 """Workloads: canonical, hashable, round-trip through JSON, and refuse what is no layer."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from atoffer_rl import workload as workload_module
 from atoffer_rl.errors import AtofferError, MaskError, WorkloadError
 from atoffer_rl.run import Run
 from atoffer_rl.signature import signature
-from atoffer_rl.workload import ACTIVATIONS, Workload
+from atoffer_rl.workload import ACTIVATIONS, OPTIONAL_FIELDS, Workload
 
 workloads = st.builds(
     Workload,
@@ -29,7 +29,16 @@ workloads = st.builds(
 )
 
 
-@given(workloads)
+packed_workloads = st.builds(
+    Workload,
+    batch=st.just(3),
+    seq_len=st.integers(4, 70),
+    lengths=st.sampled_from(["uniform", "uniform:shortest=0,longest=3", "list:0/4/1"]),
+    packed=st.booleans(),
+)
+
+
+@given(workloads | packed_workloads)
 def test_round_trip(workload):
     again = Workload.from_json(json.loads(json.dumps(workload.to_json())))
     assert again == workload
@@ -70,6 +79,9 @@ def test_sizes():
         ("epsilon", float("nan"), "epsilon must be a number from 0 to 1"),
         ("epsilon", "small", "epsilon must be a number from 0 to 1"),
         ("mask", None, "mask must be text"),
+        ("packed", True, "full sequences cannot be packed: give lengths"),
+        ("packed", 1, "packed must be true or false, not 1"),
+        ("packed", "yes", "packed must be true or false, not 'yes'"),
         ("seq_len", 2**15, "reduce batch or seq_len"),
         ("batch", 10**9, "reduce batch or seq_len"),
         ("seq_len", 10**6, "seq_len must be at most 32768"),
@@ -123,8 +135,21 @@ def test_layers_do_not_change_a_signature():
     assert signature(Workload(layers=1), Run(2, 6)) == signature(Workload(layers=12), Run(2, 6))
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Workload) if field.name != "lengths"])
-def test_every_field_but_lengths_must_be_there(field):
+def test_packed_sequences_make_another_workload():
+    padded = Workload(lengths="uniform")
+    packed = replace(padded, packed=True)
+    assert packed.key != padded.key
+    assert packed.to_json() == padded.to_json() | {"packed": True}
+    assert Workload.from_json(padded.to_json()) == padded
+    assert packed.rows == padded.rows
+    for run in (Run(0, 0), Run(1, 1), Run(7, 8), Run(13, 14)):
+        assert signature(packed, run) == signature(padded, run)
+    for run in (Run(1, 6), Run(2, 6)):
+        assert signature(packed, run) != signature(padded, run)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Workload) if field.name not in OPTIONAL_FIELDS])
+def test_every_field_but_the_optional_must_be_there(field):
     lacking = {name: value for name, value in Workload().to_json().items() if name != field}
     with pytest.raises(WorkloadError, match=f"{field} missing"):
         Workload.from_json(lacking)

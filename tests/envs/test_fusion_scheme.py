@@ -82,9 +82,10 @@ def test_a_random_legal_walk_builds_a_legal_scheme(env):
     [
         Workload(batch=1, seq_len=1, heads=1, head_dim=8, ffn_dim=8),
         Workload(batch=2, seq_len=64, lengths="uniform:shortest=0,longest=0"),
+        Workload(batch=2, seq_len=64, lengths="uniform:shortest=0", packed=True),
         LARGE_SCORES,
     ],
-    ids=["tiny", "without tokens", "large scores"],
+    ids=["tiny", "without tokens", "packed", "large scores"],
 )
 def test_observations_of_extreme_workloads_stay_in_range(workload):
     env = gymnasium.make(ENVIRONMENT, workload=workload, measurer=ReplayMeasurer(synthetic_table(workload)))

@@ -14,6 +14,7 @@ from atoffer_rl.kernels.reference import (
     draw_inputs,
     draw_weights,
     encoder_reference,
+    sequence_tensors,
     typical_lengths,
     without_padding,
 )
@@ -72,6 +73,29 @@ def test_lengths_reach_every_layer(runs, honest, small_workload):
         encoder.forward(x.data_ptr(), named, out.data_ptr(), 0)
 
 
+FUSED = (Run(0, 0), Run(1, 6), Run(7, 8), Run(9, 14))
+
+
+def test_offsets_reach_every_layer(honest, small_workload):
+    workload = small_workload(dtype="float32", layers=2, lengths="list:7/13", packed=True)
+    weights = [draw_weights(workload, seed, "cpu") for seed in range(2)]
+    x = draw_inputs(workload, Run(0, 0), Inputs.RANDOM, 0, "cpu")["x"]
+    sequences = sequence_tensors(workload, typical_lengths(workload, "cpu"))
+    out = torch.full_like(x, torch.nan)
+    segments = [honest(workload, run) for run in FUSED]
+    encoder = CompiledEncoder(workload, scheme_of(FUSED), segments, HostArena(plan_buffers(workload, FUSED).peak_bytes))
+    arguments = (x.data_ptr(), [addresses(one) for one in weights], out.data_ptr(), 0)
+    encoder.forward(*arguments, **addresses(sequences))
+    rows, found = x.view(1, -1, workload.width), out.view(1, -1, workload.width).double()
+    for part in (slice(0, 7), slice(7, 20)):
+        length = part.stop - part.start
+        alone = small_workload(dtype="float32", layers=2, batch=1, seq_len=length, mask=workload.mask)
+        expected = encoder_reference(alone, rows[:, part], weights)
+        torch.testing.assert_close(found[:, part], expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(SchemeError, match="offsets are those of packed sequences"):
+        encoder.forward(*arguments, sequences["lengths"].data_ptr())
+
+
 def test_weights_of_another_depth_are_refused(small_workload):
     encoder = CompiledEncoder(small_workload(layers=2), scheme_of(WHOLE), [], HostArena(0))
     with pytest.raises(SchemeError, match="2 layers"):
@@ -85,13 +109,16 @@ def random_scheme(workload, source):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lengths", ["full", "uniform:shortest=0"])
+@pytest.mark.parametrize(
+    ("lengths", "packed"), [("full", False), ("uniform:shortest=0", False), ("uniform:shortest=0", True)]
+)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_random_schemes_are_right_and_replay_from_a_graph(dtype, lengths, small_workload):
+def test_random_schemes_are_right_and_replay_from_a_graph(dtype, lengths, packed, small_workload):
     from atoffer_rl.errors import LaunchError
 
-    workload = small_workload(dtype=dtype, seq_len=100, layers=3, lengths=lengths)
+    workload = small_workload(dtype=dtype, seq_len=100, layers=3, lengths=lengths, packed=packed)
     source, drawn = random.Random(dtype), typical_lengths(workload, "cuda") if workload.padded else None
+    sequences = {} if drawn is None else sequence_tensors(workload, drawn)
     weights = [draw_weights(workload, seed, "cuda") for seed in range(3)]
     x = draw_inputs(workload, Run(0, 0), Inputs.RANDOM, 9, "cuda")["x"]
     exact = encoder_reference(workload, x, weights, lengths=drawn)
@@ -106,9 +133,8 @@ def test_random_schemes_are_right_and_replay_from_a_graph(dtype, lengths, small_
         tried += 1
         out = torch.full_like(x, torch.nan)
         torch.cuda.synchronize()
-        named, address = [addresses(one) for one in weights], None if drawn is None else drawn.data_ptr()
-        arguments = (x.data_ptr(), named, out.data_ptr(), stream.cuda_stream, address)
-        encoder.forward(*arguments)
+        arguments = (x.data_ptr(), [addresses(one) for one in weights], out.data_ptr(), stream.cuda_stream)
+        encoder.forward(*arguments, **addresses(sequences))
         stream.synchronize()
         compared = (out, exact, eager)
         if drawn is not None:
@@ -117,7 +143,7 @@ def test_random_schemes_are_right_and_replay_from_a_graph(dtype, lengths, small_
         assert verdict.passed, f"{scheme.choices}: {verdict.reason}"
         graph, first = torch.cuda.CUDAGraph(), out.clone()
         with torch.cuda.graph(graph, stream=stream):
-            encoder.forward(*arguments)
+            encoder.forward(*arguments, **addresses(sequences))
         out.fill_(torch.nan)
         graph.replay()
         torch.cuda.synchronize()

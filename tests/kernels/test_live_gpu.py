@@ -92,8 +92,9 @@ def test_a_launch_on_another_stream_is_an_error() -> None:
     assert len(timing.samples_us) >= 20
 
 
-def test_padded_sequences_are_timed_on_lengths_that_the_trial_names(measurer: CudaMeasurer) -> None:
-    padded = replace(WORKLOAD, lengths="uniform:shortest=0")
+@pytest.mark.parametrize("packed", [False, True])
+def test_sequences_are_timed_on_lengths_that_the_trial_names(packed: bool, measurer: CudaMeasurer) -> None:
+    padded = replace(WORKLOAD, lengths="uniform:shortest=0", packed=packed)
     scheme = LegalSpace(padded, measurer.device).unfused
     *segments, forward = measurer.measure(
         [*(SegmentRequest(padded, choice) for choice in scheme.choices), ForwardRequest(padded, scheme)]

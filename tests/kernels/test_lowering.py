@@ -104,6 +104,14 @@ def test_the_unfused_code_is_the_unfused_scheme_where_scores_are_too_large():
     assert lower(AtofferProgram.from_code(10922), LARGE_SCORES) == LegalSpace(LARGE_SCORES).unfused
 
 
+@pytest.mark.parametrize("code", [0, 10922, 2**14 - 1])
+def test_codes_fuse_the_attention_of_packed_sequences(code):
+    packed = Workload(lengths="uniform", packed=True)
+    scheme = lower(AtofferProgram.from_code(code), packed)
+    LegalSpace(packed).check(scheme)
+    assert {Run(1, 6), Run(2, 6)} & {*scheme.runs}
+
+
 def test_what_generated_templates_do_not_cover_cannot_be_lowered():
     with pytest.raises(NoTemplate, match="atoffer schemes --standalone"):
         lower(AtofferProgram.from_code(0), Workload(batch=1, seq_len=64, heads=1, head_dim=2048))

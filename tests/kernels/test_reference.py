@@ -1,5 +1,9 @@
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoffer_rl.kernels import reference
 from atoffer_rl.kernels.reference import (
@@ -11,8 +15,11 @@ from atoffer_rl.kernels.reference import (
     draw_weights,
     encoder_reference,
     layer_reference,
+    pack_rows,
     run_reference,
+    sequence_tensors,
     softmax_rows,
+    unpack_rows,
     without_padding,
 )
 from atoffer_rl.operators import OPERATOR_COUNT, run_results
@@ -173,6 +180,44 @@ def test_what_lies_beyond_a_length_reaches_no_valid_row():
     x[0, 11:] = 1e6
     other = encoder_reference(padded, x, weights, lengths=lengths)
     torch.testing.assert_close(without_padding(padded, other, lengths), without_padding(padded, clean, lengths))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+def test_rows_are_packed_and_unpacked_again(lengths):
+    packed = Workload(
+        batch=len(lengths), seq_len=9, heads=1, head_dim=8, ffn_dim=8, lengths="uniform:shortest=0", packed=True
+    )
+    drawn = torch.tensor(lengths, dtype=torch.int32)
+    rows = torch.arange(1.0, packed.rows * 8 + 1).view(-1, 9, 8)
+    together = pack_rows(packed, rows, drawn)
+    assert torch.equal(
+        together.view(-1, 8)[: sum(lengths)], torch.cat([one[:n] for one, n in zip(rows, lengths, strict=True)])
+    )
+    assert not together.view(-1, 8)[sum(lengths) :].any()
+    apart = unpack_rows(packed, together + 0.0, drawn)
+    assert torch.equal(apart, without_padding(replace(packed, packed=False), rows, drawn))
+    assert torch.equal(pack_rows(packed, apart, drawn), together)
+    starts = sequence_tensors(packed, drawn)["offsets"]
+    assert starts.dtype == torch.int32
+    for start, n, one in zip(starts.tolist(), lengths, rows, strict=True):
+        assert torch.equal(together.view(-1, 8)[start : start + n], one[:n])
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("lengths", ["list:11/19", "list:0/4", "list:19/19"])
+def test_packed_sequences_are_what_each_is_alone(lengths, precision):
+    packed = Workload(**SMALL.to_json() | {"lengths": lengths, "packed": True})
+    x = draw_inputs(packed, Run(0, 0), Inputs.RANDOM, 0, "cpu")["x"]
+    weights = [draw_weights(packed, seed, "cpu") for seed in (1, 2)]
+    drawn = torch.tensor([int(n) for n in lengths[5:].split("/")])
+    y = encoder_reference(packed, x, weights, precision, drawn).view(-1, packed.width)
+    rows, first = x.view(-1, packed.width), 0
+    for n in drawn.tolist():
+        if n:
+            alone = Workload(**SMALL.to_json() | {"batch": 1, "seq_len": n})
+            own = encoder_reference(alone, rows[first : first + n][None], weights, precision)[0]
+            torch.testing.assert_close(y[first : first + n], own)
+        first += n
 
 
 def test_lengths_are_extreme_and_inputs_as_they_were():

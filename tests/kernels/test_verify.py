@@ -100,6 +100,34 @@ def test_rows_of_other_results_beyond_a_length_may_be_anything(honest):
     assert verify_launchable(PADDED, run, honest(PADDED, run, write_beyond), device=CPU).passed
 
 
+PACKED = replace(SMALL, lengths="list:13/6", packed=True)
+
+
+@pytest.mark.parametrize("run", [Run(1, 6), Run(2, 6), Run(2, 8), Run(0, 14), DENSE])
+def test_the_truth_about_packed_sequences_passes(run, honest):
+    for workload in (PACKED, replace(PACKED, lengths="uniform:shortest=0"), replace(PACKED, lengths="list:20/20")):
+        verdict = verify_launchable(workload, run, honest(workload, run), device=CPU)
+        assert verdict.passed, verdict.reason
+
+
+def write_beyond_all_sequences(tensors, pointers):
+    tensors["merged"].view(-1, PACKED.width)[19:] = torch.nan
+
+
+def spoil_the_second_sequence(tensors, pointers):
+    tensors["merged"].view(-1, PACKED.width)[13] += 0.1
+
+
+@pytest.mark.parametrize(("spoil", "passes"), [(write_beyond_all_sequences, True), (spoil_the_second_sequence, False)])
+def test_rows_of_packed_sequences_alone_are_judged(spoil, passes, honest):
+    assert verify_launchable(PACKED, ATTENTION, honest(PACKED, ATTENTION, spoil), device=CPU).passed == passes
+
+
+def test_padded_sequences_are_not_packed_ones(honest):
+    padded = replace(PACKED, packed=False)
+    assert "is off by" in verify_launchable(PACKED, ATTENTION, honest(padded, ATTENTION), device=CPU).reason
+
+
 def test_budget_is_twice_the_eager_error_and_one_epsilon():
     reference = torch.tensor([1.0, -4.0, 2.0], dtype=torch.float64)
     eager = torch.tensor([1.0, -4.0, 2.5])

@@ -8,6 +8,9 @@
 An encoder of padded sequences (`Encoder.needs_lengths`) takes `lengths=` besides, (batch,) int32 on the GPU, read when
 its kernels run. Of its result, rows within a sequence's length are meant; the others hold anything.
 
+An encoder of packed sequences (`Encoder.packed`) takes `offsets=` too, likewise (batch,) int32: the row of x at which
+each sequence begins, of batch * seq_len rows. The offsets are sums of the lengths before: cu_seqlens but for its end.
+
 From a shell, `python runtime.py verify` checks and times it on this GPU and settles which scheme is used.
 """
 
@@ -189,6 +192,11 @@ class Encoder:
         """Whether sequences may be shorter than `seq_len`, so that `forward` takes their lengths."""
         return self.manifest["lengths"] is not None
 
+    @property
+    def packed(self) -> bool:
+        """Whether sequences lie one right after the other, so that `forward` takes the rows at which they begin."""
+        return bool(self.manifest["packed"])
+
     def forward(
         self,
         x: Any,
@@ -196,6 +204,7 @@ class Encoder:
         out: Any = None,
         stream: int | None = None,
         lengths: Any = None,
+        offsets: Any = None,
     ) -> Any:
         """The encoder's output for `x`.
 
@@ -206,6 +215,8 @@ class Encoder:
             stream: Address of the CUDA stream to run on; by default CuPy's current one. May be capturing.
             lengths: (batch,) int32, tokens of each sequence, if `needs_lengths`. What is below 0 counts as 0, what is
                 over `seq_len` as `seq_len`.
+            offsets: (batch,) int32, row of each sequence's first token, if `packed`. They are believed: no sequence may
+                reach into another, or beyond the last row.
 
         Returns:
             `out`, or the new array.
@@ -223,9 +234,9 @@ class Encoder:
             out = self._new_output(cupy)
         source = DeviceMemory.of("x", x, self.input_shape, self.dtype)
         target = DeviceMemory.of("out", out, self.input_shape, self.dtype)
-        sequence_lengths = self._lengths(lengths)
+        sequences = self._sequences(lengths, offsets)
         for layer, named in enumerate(weights):
-            pointers = self._layer_pointers(layer, layers, source, target) | sequence_lengths
+            pointers = self._layer_pointers(layer, layers, source, target) | sequences
             for name, shape in self.weight_shapes.items():
                 if name not in named:
                     raise ExportError(f"weights of layer {layer} lack {name!r}")
@@ -234,15 +245,19 @@ class Encoder:
                 segment.launch(pointers, queue)
         return out
 
-    def _lengths(self, lengths: Any) -> dict[str, int]:
-        """Address of the lengths by name, if this encoder reads them."""
-        if not self.needs_lengths:
-            if lengths is not None:
-                raise ExportError("this encoder was made for full sequences: pass no lengths")
-            return {}
-        if lengths is None:
-            raise ExportError(f"this encoder needs lengths=: int32 of shape ({self.input_shape[0]},) on the GPU")
-        return {"lengths": DeviceMemory.of("lengths", lengths, self.input_shape[:1], "int32").pointer}
+    def _sequences(self, lengths: Any, offsets: Any) -> dict[str, int]:
+        """Addresses of lengths and offsets by name, of those that this encoder reads."""
+        wanted = (("lengths", lengths, self.needs_lengths, "full"), ("offsets", offsets, self.packed, "unpacked"))
+        found = {}
+        for name, given, needed, otherwise in wanted:
+            if not needed:
+                if given is not None:
+                    raise ExportError(f"this encoder was made for {otherwise} sequences: pass no {name}")
+                continue
+            if given is None:
+                raise ExportError(f"this encoder needs {name}=: int32 of shape ({self.input_shape[0]},) on the GPU")
+            found[name] = DeviceMemory.of(name, given, self.input_shape[:1], "int32").pointer
+        return found
 
     def _new_output(self, cupy: Any) -> Any:
         if self.dtype == "bfloat16":

@@ -64,9 +64,10 @@ def test_generated_scheme_verifies_in_a_bare_process(dtype: str, tmp_path: Path)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("lengths", ["uniform:shortest=0", "list:0/40/7", "list:0/0/0"])
-def test_padded_scheme_verifies_in_a_bare_process(lengths: str, tmp_path: Path) -> None:
-    record = verified(unfused_export(replace(small("float16"), lengths=lengths), tmp_path))
+def test_scheme_with_lengths_verifies_in_a_bare_process(lengths: str, packed: bool, tmp_path: Path) -> None:
+    record = verified(unfused_export(replace(small("float16"), lengths=lengths, packed=packed), tmp_path))
     assert all(found["right"] for found in record["schemes"].values())  # type: ignore[attr-defined]
 
 
@@ -94,6 +95,32 @@ def test_lengths_are_taken_from_torch_and_checked(tmp_path: Path, monkeypatch: p
     for wrong, says in ((None, "needs lengths="), (lengths.long(), "must be int32"), (lengths[:2], "of shape")):
         with pytest.raises(runtime.ExportError, match=says):
             encoder.forward(x, weights, out=out, lengths=wrong)
+
+
+@pytest.mark.gpu
+def test_offsets_are_taken_from_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from atoffer_rl.kernels.reference import draw_weights, encoder_reference, sequence_tensors, without_padding
+
+    workload = replace(small("float16"), lengths="uniform:shortest=0", packed=True)
+    folder = unfused_export(workload, tmp_path)
+    monkeypatch.syspath_prepend(str(folder))
+    runtime = __import__("runtime")
+    encoder = runtime.Encoder.load(folder)
+    x = torch.randn(3, 40, 64, device="cuda", dtype=torch.float16)
+    weights = [draw_weights(workload, seed, "cuda") for seed in range(3)]
+    out, lengths = torch.empty_like(x), torch.tensor([40, 0, 13], device="cuda", dtype=torch.int32)
+    stream = torch.cuda.current_stream().cuda_stream
+    encoder.forward(x, weights, out=out, stream=stream, **sequence_tensors(workload, lengths))
+    torch.cuda.synchronize()
+    found, expected = (
+        without_padding(workload, rows, lengths)
+        for rows in (out, encoder_reference(workload, x, weights, lengths=lengths))
+    )
+    assert (found.double() - expected).abs().max() < 0.05
+    with pytest.raises(runtime.ExportError, match="needs offsets="):
+        encoder.forward(x, weights, out=out, lengths=lengths)
 
 
 @pytest.mark.gpu

@@ -68,19 +68,41 @@ def test_manifest_says_whether_lengths_are_needed(folder: Path, tmp_path: Path) 
     assert "lengths" in masked[0]["arguments"]
 
 
-def test_lengths_are_asked_for_where_they_are_needed() -> None:
-    def lengths_of(needed: bool, given: object) -> dict[str, int]:
-        encoder = SimpleNamespace(needs_lengths=needed, input_shape=(2, 24, 64))
-        found: dict[str, int] = runtime.Encoder._lengths(encoder, given)  # type: ignore[arg-type]
+def test_manifest_says_whether_sequences_are_packed(folder: Path, tmp_path: Path) -> None:
+    assert json.loads((folder / "manifest.json").read_text())["packed"] is False
+    packed = replace(SMALL, lengths="uniform:shortest=3", packed=True)
+    made = write_export(Export(packed, LegalSpace(packed).unfused, H100, ("sm_90a",), {}), tmp_path / "packed")
+    manifest = runtime.read_manifest(made)
+    assert manifest["packed"] is True
+    assert Workload.from_json(manifest["workload"]) == packed
+    assert manifest["tensors"]["offsets"] == [2]
+    for scheme in manifest["schemes"].values():
+        reading = [segment["run"] for segment in scheme["segments"] if "offsets" in segment["arguments"]]
+        assert reading == [segment["run"] for segment in scheme["segments"] if "lengths" in segment["arguments"]]
+        assert reading == [[2, 6]]
+
+
+def test_lengths_and_offsets_are_asked_for_where_they_are_needed() -> None:
+    def sequences_of(padded: bool, packed: bool, lengths: object, offsets: object = None) -> dict[str, int]:
+        encoder = SimpleNamespace(needs_lengths=padded, packed=packed, input_shape=(2, 24, 64))
+        found: dict[str, int] = runtime.Encoder._sequences(encoder, lengths, offsets)  # type: ignore[arg-type]
         return found
 
-    memory = runtime.DeviceMemory(4096, (2,), "int32", None)
-    assert lengths_of(False, None) == {}
-    assert lengths_of(True, memory) == {"lengths": 4096}
-    wrong = [(False, memory, "pass no lengths"), (True, None, "int32 of shape"), (True, [1], "DLPack")]
-    for needed, given, says in wrong:
+    memory, other = (runtime.DeviceMemory(pointer, (2,), "int32", None) for pointer in (4096, 8192))
+    assert sequences_of(False, False, None) == {}
+    assert sequences_of(True, False, memory) == {"lengths": 4096}
+    assert sequences_of(True, True, memory, other) == {"lengths": 4096, "offsets": 8192}
+    wrong = [
+        (False, False, memory, None, "full sequences: pass no lengths"),
+        (True, False, None, None, "needs lengths=: int32 of shape"),
+        (True, False, [1], None, "DLPack"),
+        (True, False, memory, other, "unpacked sequences: pass no offsets"),
+        (True, True, memory, None, "needs offsets=: int32 of shape"),
+        (True, True, memory, [1], "offsets does not speak DLPack"),
+    ]
+    for *needed_and_given, says in wrong:
         with pytest.raises(runtime.ExportError, match=says):
-            lengths_of(needed, given)
+            sequences_of(*needed_and_given)  # type: ignore[arg-type]
 
 
 def test_every_argument_of_every_kernel_has_an_address(folder: Path) -> None:
