@@ -172,15 +172,17 @@ def assert_other_rows_are_let_alone(workload, run, launch, device):
 
 @pytest.mark.parametrize("run", ATTENTION)
 def test_rows_of_no_sequence_are_let_alone_emulated(emulator, run):
-    kernel = emulator.load(SMALL, default("rowwise", SMALL, run))
-    assert_other_rows_are_let_alone(SMALL, run, kernel.launch, "cpu")
+    workload = replace(SMALL, lengths="list:17/0/20")
+    kernel = emulator.load(workload, default("rowwise", workload, run))
+    assert_other_rows_are_let_alone(workload, run, kernel.launch, "cpu")
 
 
 @pytest.mark.parametrize("values", WAYS)
 @pytest.mark.parametrize("run", ATTENTION)
 def test_rows_of_no_sequence_are_not_gathered_emulated(emulator, run, values):
-    kernel = emulator.load(GATHERED, possible_choice(GATHERED, run, **values))
-    assert_other_rows_are_let_alone(GATHERED, run, kernel.launch, "cpu")
+    workload = replace(GATHERED, lengths="list:33/0/44")
+    kernel = emulator.load(workload, possible_choice(workload, run, **values))
+    assert_other_rows_are_let_alone(workload, run, kernel.launch, "cpu")
 
 
 @pytest.mark.gpu
@@ -220,7 +222,7 @@ def test_rows_of_no_sequence_are_let_alone_on_gpu(name, values, run):
 
     from atoffer_rl.kernels.launch import load_choice
 
-    workload = Workload(batch=5, seq_len=150, heads=2, lengths="uniform:shortest=0", packed=True)
+    workload = Workload(batch=5, seq_len=150, heads=2, lengths="list:150/0/1/77/120", packed=True)
     choice = possible_choice(workload, run, **values) if name == "gather" else default(name, workload, run)
     loaded, stream = load_choice(workload, choice), torch.cuda.current_stream().cuda_stream
     assert_other_rows_are_let_alone(workload, run, lambda pointers: loaded.launch(pointers, stream), "cuda")
