@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.device_array import upload, zeros
+from atoffer_rl.kernels.driver_launch import DriverLaunch
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.program import KernelProgram, Program
 from atoffer_rl.kernels.registry import template_named
@@ -17,6 +16,7 @@ from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
 
 STATIC_SHARED_LIMIT = 48 * 1024
+OVERLAPPING_CAPABILITY = 90
 
 
 class Launchable(Protocol):
@@ -42,12 +42,6 @@ class Launchable(Protocol):
         ...
 
 
-class _StreamPointer(NamedTuple):
-    """What CuPy needs of a stream to launch on it."""
-
-    ptr: int
-
-
 class KernelLaunch:
     """A generated kernel in the current device's memory.
 
@@ -63,15 +57,17 @@ class KernelLaunch:
         import cupy
 
         self._program = program
-        self._errors = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
+        errors = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
         plan = program.plan()
         self._own = {name: upload(plan[name]) for name in program.arguments if name in plan}
         self._own |= {name: zeros(size_bytes) for name, size_bytes in program.scratch}
-        self._last: tuple[tuple[int, ...], tuple[np.uint64, ...]] = ((), ())
         try:
-            self._kernel: Any = _load_kernel(program, cubin)
-        except self._errors as error:
+            self._function = _load_function(program, cubin)
+        except errors as error:
             raise LaunchError(f"cannot load {program.entry}: {error}") from error
+        overlaps = program.overlaps and current_device().compute_capability >= OVERLAPPING_CAPABILITY
+        pointer = self._function.kernel.ptr
+        self._launch = DriverLaunch(pointer, program.grid, program.block, program.shared_bytes, overlaps)
 
     @property
     def descriptor(self) -> dict[str, str]:
@@ -81,16 +77,12 @@ class KernelLaunch:
     def launch(self, pointers: Mapping[str, int], stream: int) -> None:
         """See `Launchable.launch`."""
         own, program = self._own, self._program
-        addresses = tuple(own[name].pointer if name in own else pointers[name] for name in program.arguments)
-        if addresses != self._last[0]:
-            self._last = (addresses, tuple(np.uint64(address) for address in addresses))
-        try:
-            self._kernel(program.grid, program.block, self._last[1], program.shared_bytes, _StreamPointer(stream))
-        except self._errors as error:
-            raise LaunchError(f"cannot launch {program.entry}: {error}") from error
+        addresses = [own[name].pointer if name in own else pointers[name] for name in program.arguments]
+        if refused := self._launch(addresses, stream):
+            raise LaunchError(f"cannot launch {program.entry}: {refused}")
 
 
-def _load_kernel(program: KernelProgram, cubin: bytes) -> Any:
+def _load_function(program: KernelProgram, cubin: bytes) -> Any:
     """CuPy's function object of the program's entry point."""
     import cupy
 
@@ -101,7 +93,7 @@ def _load_kernel(program: KernelProgram, cubin: bytes) -> Any:
         kernel = cupy.RawModule(path=file.name).get_function(program.entry)
         if program.shared_bytes > STATIC_SHARED_LIMIT:
             kernel.max_dynamic_shared_size_bytes = program.shared_bytes
-        return kernel.kernel
+        return kernel
     finally:
         Path(file.name).unlink()
 

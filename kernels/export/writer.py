@@ -37,7 +37,10 @@ from atoffer_rl.trial import Trial
 from atoffer_rl.whole_file import os_reason, real_path
 from atoffer_rl.workload import Workload
 
-PAYLOAD = ("runtime", "reference", "verification", "bench")
+PAYLOAD = (
+    *(f"atoffer_rl.kernels.export.payload.{name}" for name in ("runtime", "reference", "verification", "bench")),
+    "atoffer_rl.kernels.driver_launch",
+)
 LIBRARY_FOLDER = "atoffer_library"
 LIBRARY_MODULES = (
     "atoffer_rl.errors",
@@ -248,6 +251,7 @@ class _Writer:
             "grid": list(program.grid),
             "block": list(program.block),
             "shared_bytes": program.shared_bytes,
+            "overlaps": program.overlaps,
             "arguments": [own.get(argument, argument) for argument in program.arguments],
         }
 
@@ -266,7 +270,7 @@ class _Writer:
 
     def _copy_payload(self, library: bool) -> None:
         for name in PAYLOAD:
-            (self.folder / f"{name}.py").write_text(_module_text(f"atoffer_rl.kernels.export.payload.{name}"))
+            (self.folder / f"{name.rpartition('.')[2]}.py").write_text(_module_text(name))
         if library:
             (self.folder / LIBRARY_FOLDER).mkdir()
             (self.folder / LIBRARY_FOLDER / "__init__.py").write_text(

@@ -104,6 +104,7 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     constexpr int kResultStride = Shape::kMerged ? Block::kWidth : Block::kHeadDim;
     extern __shared__ char shared[];
     const Ring<Shape> ring{(shared_address(shared) + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment};
+    wait_for_inputs();
     const int role = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupSize, 0);
     const bool copies = !Shape::kLoader || role == 0, computes = !Shape::kLoader || role > 0;
 

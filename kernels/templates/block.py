@@ -105,6 +105,7 @@ class BlockTemplate:
             shared_bytes=shared_bytes(workload, values),
             arguments=(*run_activations(run), *run_weights(run), *PLAN_NAMES, *run_results(run)),
             plan=partial(_plan_arrays, workload, values["tile_rows"], values["columns"]),
+            overlaps=True,
         )
 
     def work(self, workload: Workload, choice: Choice) -> Work:

@@ -92,6 +92,7 @@ class ChainTemplate:
             shared_bytes=0,
             arguments=arguments,
             plan=lambda: mask_words(workload, run),
+            overlaps=True,
         )
 
     def work(self, workload: Workload, choice: Choice) -> Work:

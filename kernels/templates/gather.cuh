@@ -181,6 +181,7 @@ __device__ __forceinline__ void gather_attention(const typename Shape::Element* 
     extern __shared__ __align__(256) char memory[];
     const Shared<Shape> shared(memory);
     if (threadIdx.x == 0) shared.start_barriers();
+    wait_for_inputs();
     if constexpr (!Tiling<Shape>::kEven) shared.clear_rows();
     __syncthreads();
     if (threadIdx.x < Tiling<Shape>::kThreads) {

@@ -151,6 +151,7 @@ class GatherTemplate:
             ),
             plan=partial(_plan_arrays, workload, values),
             scratch=scratch,
+            overlaps=True,
         )
 
     def work(self, workload: Workload, choice: Choice) -> Work:

@@ -187,6 +187,7 @@ class GemmTemplate:
             block=(geometry.threads, 1, 1),
             shared_bytes=shared_bytes(values, workload.element.itemsize),
             arguments=(*problem.inputs, problem.result),
+            overlaps=True,
         )
 
     def work(self, workload: Workload, choice: Choice) -> Work:

@@ -97,6 +97,7 @@ class RowwiseTemplate:
             shared_bytes=shared_bytes(workload, run, choice["warps"]),
             arguments=inputs + outputs,
             plan=lambda: mask_lists(workload, run),
+            overlaps=True,
         )
 
     def work(self, workload: Workload, choice: Choice) -> Work:

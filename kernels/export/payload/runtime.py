@@ -22,11 +22,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
-FORMAT = 1
+FORMAT = 2
+OVERLAPPING_CAPABILITY = 90
 BEST, SAFE = "best", "safe"
 _CUDA_DEVICES = (2, 13)
 _DTYPES = {(0, 32): "int32", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
@@ -103,33 +104,24 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     return strides[: len(shape)]
 
 
-class _Stream(NamedTuple):
-    """All that CuPy asks of a stream to launch on it."""
-
-    ptr: int
-
-
 @dataclass(frozen=True)
 class _Kernel:
-    function: Any
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    shared_bytes: int
+    entry: str
+    function: Any  # CuPy's, which keeps the code loaded
+    call: Any
     arguments: tuple[str, ...]
 
-    def launch(self, pointers: Mapping[str, int], stream: _Stream) -> None:
-        import numpy as np
-
-        arguments = tuple(np.uintp(pointers[name]) for name in self.arguments)
-        self.function(self.grid, self.block, arguments, self.shared_bytes, stream)
+    def launch(self, pointers: Mapping[str, int], stream: int) -> None:
+        if refused := self.call([pointers[name] for name in self.arguments], stream):
+            raise ExportError(f"cannot launch {self.entry}: {refused}")
 
 
 @dataclass(frozen=True)
 class _LibraryCall:
     call: Any
 
-    def launch(self, pointers: Mapping[str, int], stream: _Stream) -> None:
-        self.call.launch(pointers, stream.ptr)
+    def launch(self, pointers: Mapping[str, int], stream: int) -> None:
+        self.call.launch(pointers, stream)
 
 
 class Encoder:
@@ -226,7 +218,7 @@ class Encoder:
         """
         import cupy
 
-        queue = _Stream(cupy.cuda.get_current_stream().ptr if stream is None else stream)
+        queue = int(cupy.cuda.get_current_stream().ptr) if stream is None else stream
         layers = int(self.manifest["workload"]["layers"])
         if len(weights) != layers:
             raise ExportError(f"weights holds {len(weights)} layers; this encoder has {layers}")
@@ -285,13 +277,11 @@ class Encoder:
         function = cupy.RawModule(path=str(self._cubin(segment["name"]))).get_function(segment["entry"])
         if segment["shared_bytes"] > 48 * 1024:
             function.max_dynamic_shared_size_bytes = segment["shared_bytes"]
-        return _Kernel(
-            function.kernel,
-            tuple(segment["grid"]),
-            tuple(segment["block"]),
-            segment["shared_bytes"],
-            tuple(segment["arguments"]),
+        overlaps = segment["overlaps"] and int(cupy.cuda.Device().compute_capability) >= OVERLAPPING_CAPABILITY
+        call = _driver_launch(self.folder)(
+            function.kernel.ptr, segment["grid"], segment["block"], segment["shared_bytes"], overlaps
         )
+        return _Kernel(segment["entry"], function, call, tuple(segment["arguments"]))
 
     def _cubin(self, name: str) -> Path:
         import cupy
@@ -308,9 +298,21 @@ class Encoder:
         return self.folder / "cubin" / f"sm_{max(fitting)}" / f"{name}.cubin"
 
 
-def _load_library_call(folder: Path, segment: dict[str, Any]) -> Any:
+def _see_siblings(folder: Path) -> None:
+    """Let modules of an export be imported, wherever this one was imported from."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+
+def _driver_launch(folder: Path) -> Any:
+    _see_siblings(folder)
+    from driver_launch import DriverLaunch  # type: ignore[import-not-found]
+
+    return DriverLaunch
+
+
+def _load_library_call(folder: Path, segment: dict[str, Any]) -> Any:
+    _see_siblings(folder)
     try:
         from atoffer_library.errors import AtofferError  # type: ignore[import-not-found]
         from atoffer_library.matmul_library import load_matmul  # type: ignore[import-not-found]
