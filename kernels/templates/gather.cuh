@@ -16,8 +16,8 @@
 //
 // Copying warps run ahead of the multiplying ones, into the next item: barriers in shared memory say when a slot is full
 // and when it is empty again. With two buffers the next item's queries and first chunks are there when an item ends;
-// with one they come after it, and other blocks of the multiprocessor have the memory. A block takes items until none is left; it draws their numbers in
-// order where there are more items than blocks.
+// with one they come after it, and other blocks of the multiprocessor have the memory. A block takes items until none is
+// left; it draws their numbers in order where there are more items than blocks.
 //
 // Multiplying warps split an item's fragments; where there are more warps than fragments, they take turns at the steps
 // of a chunk, and their maxima, totals and sums meet in shared memory at the end.
