@@ -164,7 +164,7 @@ def _context(decision: Decision) -> Vector:
         run, name = decision.open
         length, template = (run.last - run.first + 1) / OPERATOR_COUNT, code(name)
     fields = [decision.first / OPERATOR_COUNT, *operators, float(not in_segment), float(in_segment)]
-    fields += [decision.depth / 8, *parameter, len(decision.options) / OPTION_COUNT, length, *template]
+    fields += [decision.depth / 16, *parameter, len(decision.options) / OPTION_COUNT, length, *template]
     return np.array(fields, np.float32)
 
 

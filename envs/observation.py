@@ -56,7 +56,7 @@ GLOBAL_TABLE: tuple[Field, ...] = (
     Field("position", 0, 1, "first operator of the present segment / 15"),
     *_numbered("operator", range(OPERATOR_COUNT), 0, 1, "flag: the present segment begins here"),
     *_fields("phase_segment phase_parameter", 0, 1, "flag: what the present decision is about"),
-    Field("parameter_depth", 0, 1, "parameters of the present segment decided so far / 8"),
+    Field("parameter_depth", 0, 1, "parameters of the present segment decided so far / 16"),
     *_numbered("parameter_code", range(CODE_SIZE), -1, 1, "code of the present parameter's name, else 0"),
     Field("options", 0, 1, "options of the present decision / 64"),
     Field("open_length", 0, 1, "operators of the open segment / 15, 0 before it is chosen"),
