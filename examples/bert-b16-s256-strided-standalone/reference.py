@@ -43,8 +43,8 @@ class Reference:
     Attributes:
         x: Input.
         weights: Of every layer.
-        lengths: Of sequences, random ones; None where all are full.
-        timed_lengths: Those that latencies are taken on; likewise.
+        sequences: `lengths` and `offsets` by name, random ones, of those that the encoder reads.
+        timed_sequences: Those that latencies are taken on; likewise.
     """
 
     def __init__(self, manifest: dict[str, Any], folder: Path, seed: int) -> None:
@@ -57,17 +57,22 @@ class Reference:
         self._stored_x = self._random("x", 1.0)
         names = manifest["weights"]
         self._stored_weights = [{name: self._random_weight(name) for name in names} for _ in range(self.layers)]
-        self._valid = cupy.ones((*self.shapes["x"][:2], 1), bool)
-        self.lengths: DeviceMemory | None = None
-        self.timed_lengths: DeviceMemory | None = None
+        self._lengths = np.full(self.shapes["x"][0], self.workload["seq_len"])
+        self._packed: bool = manifest["packed"]
+        self.sequences: dict[str, DeviceMemory] = {}
+        self.timed_sequences: dict[str, DeviceMemory] = {}
         if manifest["lengths"] is not None:
-            self._set_lengths(manifest["lengths"], seed)
+            self._lengths = self._drawn_lengths(manifest["lengths"], seed)
+            self.sequences = self._sequences(self._lengths)
+            self.timed_sequences = self._sequences(np.array(manifest["lengths"]["timed"]))
+        self._valid = self._valid_rows()
         self.x = self._array("x", self._stored_x)
         self.weights = [
             {name: self._array(name, stored) for name, stored in layer.items()} for layer in self._stored_weights
         ]
 
-    def _set_lengths(self, known: dict[str, list[int]], seed: int) -> None:
+    @staticmethod
+    def _drawn_lengths(known: dict[str, list[int]], seed: int) -> Any:
         """Random lengths, with the longest and shortest, 0 and 1 among them as far as they may occur and fit."""
         shortest, longest = np.array(known["shortest"]), np.array(known["longest"])
         lengths = np.random.RandomState(seed).randint(shortest, longest + 1)
@@ -75,9 +80,22 @@ class Reference:
         for place, extreme in enumerate(extremes[seed % 2 :]):
             if place < len(lengths) and shortest[place] <= extreme[place] <= longest[place]:
                 lengths[place] = extreme[place]
-        self._valid = cupy.asarray(np.arange(self.shapes["x"][1])[:, None] < lengths[:, None, None])
-        self.lengths = self._int_array(lengths)
-        self.timed_lengths = self._int_array(np.array(known["timed"]))
+        return lengths
+
+    def _sequences(self, lengths: Any) -> dict[str, DeviceMemory]:
+        offsets = {"offsets": self._int_array(np.cumsum(lengths) - lengths)} if self._packed else {}
+        return {"lengths": self._int_array(lengths)} | offsets
+
+    def _valid_rows(self) -> Any:
+        """Which rows are tokens of a sequence: (batch, seq_len, 1)."""
+        batch, seq_len, _ = self.shapes["x"]
+        if self._packed:
+            return cupy.asarray(np.arange(batch * seq_len).reshape(batch, seq_len, 1) < self._lengths.sum())
+        return cupy.asarray(np.arange(seq_len)[:, None] < self._lengths[:, None, None])
+
+    def _first_row(self, index: int) -> int:
+        """Where sequence `index` begins, in all rows."""
+        return int(self._lengths[:index].sum()) if self._packed else index * int(self.workload["seq_len"])
 
     @staticmethod
     def _int_array(values: Any) -> DeviceMemory:
@@ -90,16 +108,16 @@ class Reference:
         return int(self.workload["layers"])
 
     def judge(self, forward: Callable[[Any, Any, Any, Any], Any]) -> tuple[float, float, bool]:
-        """Run `forward(x, weights, out, lengths)` on poisoned memory and compare.
+        """Run `forward(x, weights, out, sequences)` on poisoned memory and compare.
 
         Returns:
             Largest absolute error, its budget, and whether every element is finite and nothing was
-            written beside the result. Rows beyond a sequence's length do not count.
+            written beside the result. Rows that are no tokens of a sequence do not count.
         """
         truth, eager = (cupy.where(self._valid, self._encoder(kind), 0.0) for kind in ("float64", "float32"))
         guarded = self._poisoned()
         out = guarded[GUARD_ELEMENTS:-GUARD_ELEMENTS]
-        forward(self.x, self.weights, self._array("y", out.reshape(self.shapes["y"])), self.lengths)
+        forward(self.x, self.weights, self._array("y", out.reshape(self.shapes["y"])), self.sequences)
         cupy.cuda.get_current_stream().synchronize()
         found = cupy.where(self._valid, from_storage(out, self.dtype, "float64").reshape(self.shapes["y"]), 0.0)
         poison = self._poisoned()
@@ -165,19 +183,20 @@ class Reference:
 
     def _attention(self, qkv: Any, stored: Callable[[Any], Any]) -> Any:
         heads, head_dim = self.workload["heads"], self.workload["head_dim"]
-        batch, seq_len, _ = qkv.shape
-        q, k, v = cupy.moveaxis(qkv.reshape(batch, seq_len, 3, heads, head_dim), (2, 3), (0, 2))
-        merged = cupy.empty((batch, seq_len, heads, head_dim), qkv.dtype)
-        for index in range(batch):
-            valid = self._valid[index]
-            keep = self.keep[index % self.keep.shape[0]] & valid & valid.T
-            scores = cupy.where(keep, (q[index] @ k[index].swapaxes(-1, -2)) / sqrt(head_dim), -cupy.inf)
+        q, k, v = cupy.moveaxis(qkv.reshape(-1, 3, heads, head_dim), 0, 2)
+        merged = cupy.zeros((q.shape[1], heads, head_dim), qkv.dtype)
+        for index, length in enumerate(map(int, self._lengths)):
+            if length == 0:
+                continue
+            rows = slice(self._first_row(index), self._first_row(index) + length)
+            keep = self.keep[index % self.keep.shape[0], :length, :length]
+            scores = cupy.where(keep, (q[:, rows] @ k[:, rows].swapaxes(-1, -2)) / sqrt(head_dim), -cupy.inf)
             top = scores.max(axis=-1, keepdims=True)
             raised = cupy.exp(scores - cupy.where(cupy.isfinite(top), top, 0.0))
             total = raised.sum(axis=-1, keepdims=True)
             probabilities = stored(raised / cupy.where(total > 0.0, total, 1.0))
-            merged[index] = (probabilities @ v[index]).swapaxes(0, 1)
-        return merged.reshape(batch, seq_len, heads * head_dim)
+            merged[rows] = (probabilities @ v[:, rows]).swapaxes(0, 1)
+        return merged.reshape(*qkv.shape[:2], heads * head_dim)
 
     def _layernorm(self, values: Any, gamma: Any, beta: Any) -> Any:
         centred = values - values.mean(axis=-1, keepdims=True)

@@ -8,6 +8,9 @@
 An encoder of padded sequences (`Encoder.needs_lengths`) takes `lengths=` besides, (batch,) int32 on the GPU, read when
 its kernels run. Of its result, rows within a sequence's length are meant; the others hold anything.
 
+An encoder of packed sequences (`Encoder.packed`) takes `offsets=` too, likewise (batch,) int32: the row of x at which
+each sequence begins, of batch * seq_len rows. The offsets are sums of the lengths before: cu_seqlens but for its end.
+
 From a shell, `python runtime.py verify` checks and times it on this GPU and settles which scheme is used.
 """
 
@@ -19,11 +22,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
-FORMAT = 1
+FORMAT = 2
+OVERLAPPING_CAPABILITY = 90
 BEST, SAFE = "best", "safe"
 _CUDA_DEVICES = (2, 13)
 _DTYPES = {(0, 32): "int32", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
@@ -100,33 +104,24 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     return strides[: len(shape)]
 
 
-class _Stream(NamedTuple):
-    """All that CuPy asks of a stream to launch on it."""
-
-    ptr: int
-
-
 @dataclass(frozen=True)
 class _Kernel:
-    function: Any
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    shared_bytes: int
+    entry: str
+    function: Any  # CuPy's, which keeps the code loaded
+    call: Any
     arguments: tuple[str, ...]
 
-    def launch(self, pointers: Mapping[str, int], stream: _Stream) -> None:
-        import numpy as np
-
-        arguments = tuple(np.uintp(pointers[name]) for name in self.arguments)
-        self.function(self.grid, self.block, arguments, self.shared_bytes, stream)
+    def launch(self, pointers: Mapping[str, int], stream: int) -> None:
+        if refused := self.call([pointers[name] for name in self.arguments], stream):
+            raise ExportError(f"cannot launch {self.entry}: {refused}")
 
 
 @dataclass(frozen=True)
 class _LibraryCall:
     call: Any
 
-    def launch(self, pointers: Mapping[str, int], stream: _Stream) -> None:
-        self.call.launch(pointers, stream.ptr)
+    def launch(self, pointers: Mapping[str, int], stream: int) -> None:
+        self.call.launch(pointers, stream)
 
 
 class Encoder:
@@ -189,6 +184,11 @@ class Encoder:
         """Whether sequences may be shorter than `seq_len`, so that `forward` takes their lengths."""
         return self.manifest["lengths"] is not None
 
+    @property
+    def packed(self) -> bool:
+        """Whether sequences lie one right after the other, so that `forward` takes the rows at which they begin."""
+        return bool(self.manifest["packed"])
+
     def forward(
         self,
         x: Any,
@@ -196,6 +196,7 @@ class Encoder:
         out: Any = None,
         stream: int | None = None,
         lengths: Any = None,
+        offsets: Any = None,
     ) -> Any:
         """The encoder's output for `x`.
 
@@ -206,6 +207,8 @@ class Encoder:
             stream: Address of the CUDA stream to run on; by default CuPy's current one. May be capturing.
             lengths: (batch,) int32, tokens of each sequence, if `needs_lengths`. What is below 0 counts as 0, what is
                 over `seq_len` as `seq_len`.
+            offsets: (batch,) int32, row of each sequence's first token, if `packed`. They are believed: no sequence may
+                reach into another, or beyond the last row.
 
         Returns:
             `out`, or the new array.
@@ -215,7 +218,7 @@ class Encoder:
         """
         import cupy
 
-        queue = _Stream(cupy.cuda.get_current_stream().ptr if stream is None else stream)
+        queue = int(cupy.cuda.get_current_stream().ptr) if stream is None else stream
         layers = int(self.manifest["workload"]["layers"])
         if len(weights) != layers:
             raise ExportError(f"weights holds {len(weights)} layers; this encoder has {layers}")
@@ -223,9 +226,9 @@ class Encoder:
             out = self._new_output(cupy)
         source = DeviceMemory.of("x", x, self.input_shape, self.dtype)
         target = DeviceMemory.of("out", out, self.input_shape, self.dtype)
-        sequence_lengths = self._lengths(lengths)
+        sequences = self._sequences(lengths, offsets)
         for layer, named in enumerate(weights):
-            pointers = self._layer_pointers(layer, layers, source, target) | sequence_lengths
+            pointers = self._layer_pointers(layer, layers, source, target) | sequences
             for name, shape in self.weight_shapes.items():
                 if name not in named:
                     raise ExportError(f"weights of layer {layer} lack {name!r}")
@@ -234,15 +237,19 @@ class Encoder:
                 segment.launch(pointers, queue)
         return out
 
-    def _lengths(self, lengths: Any) -> dict[str, int]:
-        """Address of the lengths by name, if this encoder reads them."""
-        if not self.needs_lengths:
-            if lengths is not None:
-                raise ExportError("this encoder was made for full sequences: pass no lengths")
-            return {}
-        if lengths is None:
-            raise ExportError(f"this encoder needs lengths=: int32 of shape ({self.input_shape[0]},) on the GPU")
-        return {"lengths": DeviceMemory.of("lengths", lengths, self.input_shape[:1], "int32").pointer}
+    def _sequences(self, lengths: Any, offsets: Any) -> dict[str, int]:
+        """Addresses of lengths and offsets by name, of those that this encoder reads."""
+        wanted = (("lengths", lengths, self.needs_lengths, "full"), ("offsets", offsets, self.packed, "unpacked"))
+        found = {}
+        for name, given, needed, otherwise in wanted:
+            if not needed:
+                if given is not None:
+                    raise ExportError(f"this encoder was made for {otherwise} sequences: pass no {name}")
+                continue
+            if given is None:
+                raise ExportError(f"this encoder needs {name}=: int32 of shape ({self.input_shape[0]},) on the GPU")
+            found[name] = DeviceMemory.of(name, given, self.input_shape[:1], "int32").pointer
+        return found
 
     def _new_output(self, cupy: Any) -> Any:
         if self.dtype == "bfloat16":
@@ -270,13 +277,11 @@ class Encoder:
         function = cupy.RawModule(path=str(self._cubin(segment["name"]))).get_function(segment["entry"])
         if segment["shared_bytes"] > 48 * 1024:
             function.max_dynamic_shared_size_bytes = segment["shared_bytes"]
-        return _Kernel(
-            function.kernel,
-            tuple(segment["grid"]),
-            tuple(segment["block"]),
-            segment["shared_bytes"],
-            tuple(segment["arguments"]),
+        overlaps = segment["overlaps"] and int(cupy.cuda.Device().compute_capability) >= OVERLAPPING_CAPABILITY
+        call = _driver_launch(self.folder)(
+            function.kernel.ptr, segment["grid"], segment["block"], segment["shared_bytes"], overlaps
         )
+        return _Kernel(segment["entry"], function, call, tuple(segment["arguments"]))
 
     def _cubin(self, name: str) -> Path:
         import cupy
@@ -293,9 +298,21 @@ class Encoder:
         return self.folder / "cubin" / f"sm_{max(fitting)}" / f"{name}.cubin"
 
 
-def _load_library_call(folder: Path, segment: dict[str, Any]) -> Any:
+def _see_siblings(folder: Path) -> None:
+    """Let modules of an export be imported, wherever this one was imported from."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+
+def _driver_launch(folder: Path) -> Any:
+    _see_siblings(folder)
+    from driver_launch import DriverLaunch  # type: ignore[import-not-found]
+
+    return DriverLaunch
+
+
+def _load_library_call(folder: Path, segment: dict[str, Any]) -> Any:
+    _see_siblings(folder)
     try:
         from atoffer_library.errors import AtofferError  # type: ignore[import-not-found]
         from atoffer_library.matmul_library import load_matmul  # type: ignore[import-not-found]

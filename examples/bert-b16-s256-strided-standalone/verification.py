@@ -63,7 +63,7 @@ def _check(folder: Path, scheme: str) -> dict[str, Any]:
     for seed in SEEDS:
         reference = Reference(encoder.manifest, folder, seed)
         found_error, found_budget, finite = reference.judge(
-            lambda x, w, out, lengths: encoder.forward(x, w, out=out, lengths=lengths)
+            lambda x, w, out, sequences: encoder.forward(x, w, out=out, **sequences)
         )
         right = right and finite and found_error <= found_budget
         if found_error / max(found_budget, 1e-30) >= error / max(budget, 1e-30):
@@ -84,11 +84,11 @@ def time_forward(encoder: Any, reference: Any, replays: int = REPLAYS) -> list[f
 
     stream = cupy.cuda.Stream(non_blocking=True)
     out = reference.empty_output()
-    lengths = reference.timed_lengths
-    encoder.forward(reference.x, reference.weights, out=out, stream=stream.ptr, lengths=lengths)
+    sequences = reference.timed_sequences
+    encoder.forward(reference.x, reference.weights, out=out, stream=stream.ptr, **sequences)
     stream.synchronize()
     stream.begin_capture()
-    encoder.forward(reference.x, reference.weights, out=out, stream=stream.ptr, lengths=lengths)
+    encoder.forward(reference.x, reference.weights, out=out, stream=stream.ptr, **sequences)
     graph = stream.end_capture()
     return timed_replays(lambda: graph.launch(stream), stream, replays)
 

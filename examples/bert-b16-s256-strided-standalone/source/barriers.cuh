@@ -37,6 +37,16 @@ __device__ __forceinline__ void wait_phase(unsigned barrier, int parity) {
     } while (!over);
 }
 
+// Whether a phase is over; does not wait.
+__device__ __forceinline__ bool phase_over(unsigned barrier, int parity) {
+    int over;
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\tselp.s32 %0, 1, 0, p;\n\t}"
+                 : "=r"(over)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return over;
+}
+
 // Waits for the THREADS threads (whole warps) that name the same barrier, 1 to 15; 0 is __syncthreads.
 template <int THREADS>
 __device__ __forceinline__ void synchronise_some(int name) {

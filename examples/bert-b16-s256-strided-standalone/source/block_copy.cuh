@@ -18,38 +18,32 @@ struct Copier {
     Ring<Shape> ring;
     const Element* head;
     const Element* keys;  // the thread's channels of column `column`; values lie kWidth elements further
-    const int2* list;     // the next entry to be read
-    const unsigned* bitmaps;
-    const unsigned* needed;
-    int thread, column;
-    unsigned to;             // byte offset of the thread's first vector in a matrix
-    int2 entry, next_entry;  // of the block to be copied next, and the one after: its number, its bitmap's or -1
-    unsigned wanted[Block::kRowWords];  // columns of the block to be copied next that any row of the tile keeps
+    int column;
+    unsigned to;  // byte offset of the thread's first vector in a matrix
     Place<Block::kStages> place;
+    // Where a rule says what is needed: the block to be copied next, and the column before which all are needed.
+    int number, end;
+    // Where lists do: the block to be copied next, the one after, and where that after them stands.
+    Entry<Shape> entry, next_entry;
+    const Entry<Shape>* list;
 
-    __device__ __forceinline__ void start(Ring<Shape> buffers, int copy_thread, const Element* head_queries,
-                                          const int2* blocks, const unsigned* plan_bitmaps,
-                                          const unsigned* plan_needed) {
+    __device__ __forceinline__ void start(Ring<Shape> buffers, int thread, const Element* head_queries,
+                                          const Task<Shape>& task) {
         ring = buffers;
-        thread = copy_thread;
         column = thread / Block::kRowVectors;
         const int vector = thread % Block::kRowVectors;
         constexpr int kPanelVectors = kPanelElements / kVectorElements;
         to = vector / kPanelVectors * Block::kPanelBytes + panel_offset(column, vector % kPanelVectors);
         head = head_queries;
         keys = head + Block::kWidth + column * Block::kTokenStride + vector * kVectorElements;
-        bitmaps = plan_bitmaps;
-        needed = plan_needed;
-        list = blocks + 2;
-        entry = blocks[0];
-        next_entry = blocks[1];
-        fetch_wanted();
-    }
-
-    __device__ __forceinline__ void fetch_wanted() {
-        if (entry.y < 0) return;
-#pragma unroll
-        for (int w = 0; w < Block::kRowWords; ++w) wanted[w] = needed[entry.y * Block::kRowWords + w];
+        if constexpr (Block::kReach == kListed) {
+            entry = task.entries[0];
+            next_entry = task.entries[1];
+            list = task.entries + 2;
+        } else {
+            number = 0;
+            end = task.needed_before(Block::kRows);
+        }
     }
 
     __device__ __forceinline__ bool covers(int i) const {
@@ -59,23 +53,36 @@ struct Copier {
     // Begins to copy the next block as soon as its buffer is free.
     __device__ __forceinline__ void copy() {
         wait_phase(ring.emptied(place.stage), place.parity ^ 1);
-        const unsigned keys_to = ring.keys(place.stage) + to;
-        const Element* from = keys + entry.x * (Block::kColumns * Block::kTokenStride);
-        if (entry.y < 0) {
-            copy_columns(keys_to, from);
-            arrive_with_copies(ring.keys_here(place.stage));
-            copy_columns(keys_to + Block::kMatrixBytes, from + Block::kWidth);
-        } else {
-            copy_bitmap();
-            copy_wanted(keys_to, from);
-            arrive_with_copies(ring.keys_here(place.stage));
-            copy_wanted(keys_to + Block::kMatrixBytes, from + Block::kWidth);
-        }
+        copy_keys();
+        finish_copy();
+    }
+
+    // The first half: no barrier takes part in it.
+    __device__ __forceinline__ void copy_keys() const { copy_matrix(ring.keys(place.stage), 0); }
+
+    __device__ __forceinline__ void finish_copy() {
+        arrive_with_copies(ring.keys_here(place.stage));
+        copy_matrix(ring.values(place.stage), Block::kWidth);
         arrive_with_copies(ring.values_here(place.stage));
         place.advance();
-        entry = next_entry;
-        fetch_wanted();
-        next_entry = *list++;
+        if constexpr (Block::kReach == kListed) {
+            entry = next_entry;
+            next_entry = *list++;
+        } else {
+            ++number;
+        }
+    }
+
+    // Keys, or values, which lie `offset` elements further.
+    __device__ __forceinline__ void copy_matrix(unsigned matrix, int offset) const {
+        const int first = (Block::kReach == kListed ? entry.number : number) * Block::kColumns;
+        const Element* from = keys + first * Block::kTokenStride + offset;
+        const bool whole = Block::kReach == kListed ? entry.bitmap < 0 : first + Block::kColumns <= end;
+        if (whole) {
+            copy_columns(matrix + to, from);
+        } else {
+            copy_wanted(matrix + to, from, first);
+        }
     }
 
     __device__ __forceinline__ void copy_columns(unsigned stage, const Element* from) const {
@@ -87,21 +94,15 @@ struct Copier {
     }
 
     // Columns that no row of the tile keeps, those beyond the sequence among them, become zeros and are not read.
-    __device__ __forceinline__ void copy_wanted(unsigned stage, const Element* from) const {
+    __device__ __forceinline__ void copy_wanted(unsigned stage, const Element* from, int first) const {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
             if (!covers(i)) continue;
-            const bool wants = wanted[i * kStep / kWordBits] >> (i * kStep % kWordBits + column) & 1;
+            const bool wants = Block::kReach == kListed
+                                   ? entry.wanted[i * kStep / kWordBits] >> (i * kStep % kWordBits + column) & 1
+                                   : first + column + i * kStep < end;
             const Element* column_from = wants ? from + i * kStep * Block::kTokenStride : head;
             copy_async<kVectorBytes>(stage + i * kStep * kPanelRowBytes, column_from, wants);
-        }
-    }
-
-    __device__ __forceinline__ void copy_bitmap() const {
-        const char* from = reinterpret_cast<const char*>(bitmaps) + entry.y * Block::kBitmapBytes;
-#pragma unroll
-        for (int at = thread * kVectorBytes; at < Block::kBitmapBytes; at += Block::kCopyThreads * kVectorBytes) {
-            copy_async<kVectorBytes>(ring.bitmap(place.stage) + at, from + at);
         }
     }
 };

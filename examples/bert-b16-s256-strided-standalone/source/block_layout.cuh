@@ -16,6 +16,10 @@ constexpr int kPanelElements = 64;
 constexpr int kPanelRowBytes = 128;
 constexpr int kPanelAlignment = 1024;
 constexpr int kBarrierBytes = 8;
+constexpr float kSlackLog2 = 8.0f;  // where sums are rescaled lazily, exponentials are at most 2^8
+
+// Which columns a tile needs: see Reach of block_plan.py.
+constexpr int kListed = 0, kDiagonal = 1, kSequence = 2;
 
 template <class Shape>
 struct Blocking {
@@ -32,6 +36,7 @@ struct Blocking {
 
     static constexpr int kTiles = (kSeqLen + kRows - 1) / kRows;
     static constexpr int kListEntries = 3 + (kSeqLen + kColumns - 1) / kColumns;  // a head, blocks, two that end it
+    static constexpr int kReach = Shape::kReach;
     static constexpr int kWidth = kHeads * kHeadDim;
     static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
 
@@ -40,20 +45,26 @@ struct Blocking {
     static constexpr int kPanelBytes = kColumns * kPanelRowBytes;  // of keys or values
     static constexpr int kMatrixBytes = kPanels * kPanelBytes;
     static constexpr int kRowWords = kColumns / kWordBits;
-    static constexpr int kBitmapBytes = kRows * kRowWords * 4;
     static constexpr int kQueryPanelBytes = kWarpgroupRows * kPanelRowBytes;
     static constexpr int kQueryBytes = Shape::kSharedQueries ? kGroups * kPanels * kQueryPanelBytes : 0;
 
-    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, bitmaps, barriers.
+    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, barriers.
     static constexpr int kStagesAt = kQueryBytes;
-    static constexpr int kBitmapsAt = kStagesAt + kStages * 2 * kMatrixBytes;
-    static constexpr int kBarriersAt = kBitmapsAt + kStages * kBitmapBytes;
+    static constexpr int kBarriersAt = kStagesAt + kStages * 2 * kMatrixBytes;
 
     static_assert(sizeof(Element) == 2, "tensor cores take 16-bit elements");
     static_assert(kHeadDim == 64 || kHeadDim == 128, "heads are one or two panels wide");
     static_assert(kRows % kWarpgroupRows == 0, "a warpgroup covers 64 rows");
     static_assert(kColumns % kWordBits == 0, "a row of a bitmap is whole words");
     static_assert(kStages >= (Shape::kLoader ? 2 : 3), "a block is copied while two others are in use");
+};
+
+// Of a list: a column block, which bitmap says what is kept of it (-1: everything), and which columns any row of the
+// tile keeps. The first of a list holds the row tile and its number of blocks instead.
+template <class Shape>
+struct alignas(16) Entry {
+    int number, bitmap;
+    unsigned wanted[Blocking<Shape>::kRowWords];
 };
 
 // ---- The ring of buffers.
@@ -68,10 +79,7 @@ struct Ring {
         return base + Block::kStagesAt + stage * 2 * Block::kMatrixBytes;
     }
     __device__ __forceinline__ unsigned values(int stage) const { return keys(stage) + Block::kMatrixBytes; }
-    __device__ __forceinline__ unsigned bitmap(int stage) const {
-        return base + Block::kBitmapsAt + stage * Block::kBitmapBytes;
-    }
-    // Barriers of a stage: its keys and its bitmap have come, its values have come, it is no longer needed.
+    // Barriers of a stage: its keys have come, its values have come, it is no longer needed.
     __device__ __forceinline__ unsigned keys_here(int stage) const {
         return base + Block::kBarriersAt + stage * 3 * kBarrierBytes;
     }
@@ -102,7 +110,8 @@ struct Place {
 
 // ---- Tasks.
 
-// What a thread block has to do: one (row tile, head, sequence).
+// What a thread block has to do: one (row tile, head, sequence). Where the mask's reach is a rule, it follows from the
+// block's number; else from the head of a list, which has to come from device memory first.
 //
 // Thread blocks are numbered so that heads and sequences whose keys and values fit into the L2 cache together
 // (kPairsAtOnce) run at the same time, and among them the tiles with most work first.
@@ -110,10 +119,11 @@ template <class Shape>
 struct Task {
     using Block = Blocking<Shape>;
 
-    int head, batch, tile, count;
-    const int2* blocks;
+    int head, batch, tile;
+    int count;  // of column blocks
+    const Entry<Shape>* entries;
 
-    __device__ __forceinline__ void read(const int* lists) {
+    __device__ __forceinline__ void read(const Entry<Shape>* lists) {
         constexpr int kPairs = Shape::kBatch * Block::kHeads;
         constexpr int kAtOnce = Shape::kPairsAtOnce;
         const int first_pair = static_cast<int>(blockIdx.x) / (kAtOnce * Block::kTiles) * kAtOnce;
@@ -122,13 +132,30 @@ struct Task {
         head = (first_pair + within % pairs) % Block::kHeads;
         batch = (first_pair + within % pairs) / Block::kHeads;
         const int mask = Shape::kMaskBatches == 1 ? 0 : batch;
-        const int list = mask * Block::kTiles + within / pairs;
-        blocks = reinterpret_cast<const int2*>(lists) + list * Block::kListEntries + 1;
-        tile = blocks[-1].x;
-        count = blocks[-1].y;
+        const int place = within / pairs;
+        entries = lists + (mask * Block::kTiles + place) * Block::kListEntries + 1;
+        if constexpr (Block::kReach == kListed) {
+            tile = entries[-1].number;
+            count = entries[-1].bitmap;
+        } else {
+            tile = Block::kTiles - 1 - place;
+            count = blocks_before(needed_before(Block::kRows));
+        }
     }
 
     __device__ __forceinline__ int first_row() const { return tile * Block::kRows; }
+    // Where a rule says which columns the first `rows` rows of the tile need: those before this one.
+    __device__ __forceinline__ int needed_before(int rows) const {
+        return Block::kReach == kSequence ? Block::kSeqLen : min(first_row() + rows, Block::kSeqLen);
+    }
+    // Blocks that warpgroup `group` attends to. All are alike where they take turns.
+    __device__ __forceinline__ int count_of(int group) const {
+        if constexpr (Block::kReach != kDiagonal || Shape::kLoader) return count;
+        return blocks_before(needed_before((group + 1) * kWarpgroupRows));
+    }
+    static __device__ __forceinline__ int blocks_before(int column) {
+        return (column + Block::kColumns - 1) / Block::kColumns;
+    }
     // Of the head's first query, and of the tile's first result, in elements.
     __device__ __forceinline__ int queries_at() const {
         return batch * Block::kSeqLen * Block::kTokenStride + head * Block::kHeadDim;

@@ -42,8 +42,14 @@ struct Warpgroup {
     float scores[Block::kColumns / 2];
     unsigned probabilities[kColumnSteps][4];
     float sum[Block::kHeadDim / 2];
-    float maximum[2];  // of the rows' scores, unscaled
+    float maximum[2];  // of the rows' scores, unscaled; where sums are rescaled lazily, or a little less
     float total[2];    // of their exponentials, this lane's columns only
+    unsigned kept[2][Block::kRowWords];  // of the block, where it has a bitmap: which columns each row keeps
+
+    // Queries on their way from device memory, whole vectors.
+    struct Fetched {
+        uint4 vectors[kVectorGroups][2];
+    };
 
     __device__ __forceinline__ void start(unsigned base, int warpgroup) {
         lane = threadIdx.x % kWarpSize;
@@ -59,15 +65,17 @@ struct Warpgroup {
         }
     }
 
-    // Reads whole vectors, adds the bias, and brings them where products look for them: into shared memory, or as pairs
-    // into registers. Rows beyond the sequence are zeros. `queries` points at the tile's first query of this head.
-    __device__ __forceinline__ void load_queries(const Element* queries, const Element* bias, int rows) {
+    // Reads whole vectors and adds the bias. Rows beyond the sequence are zeros. `queries` points at the tile's first
+    // query of this head.
+    __device__ __forceinline__ void fetch_queries(Fetched& fetched, const Element* queries, const Element* bias,
+                                                  int rows) const {
 #pragma unroll
         for (int g = 0; g < kVectorGroups; ++g) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = tile_row + r * 8, vector = g * kQuad + lane % kQuad;
-                uint4 loaded = make_uint4(0, 0, 0, 0);
+                uint4& loaded = fetched.vectors[g][r];
+                loaded = make_uint4(0, 0, 0, 0);
                 if (row < rows) {
                     const Element* from = queries + row * Block::kTokenStride + vector * kVectorElements;
                     loaded = *reinterpret_cast<const uint4*>(from);
@@ -75,8 +83,16 @@ struct Warpgroup {
                         loaded = biased(loaded, *reinterpret_cast<const uint4*>(bias + vector * kVectorElements));
                     }
                 }
-                place_queries(loaded, g, r);
             }
+        }
+    }
+
+    // Brings queries where products look for them: into shared memory, or as pairs into registers.
+    __device__ __forceinline__ void place_queries(const Fetched& fetched) {
+#pragma unroll
+        for (int g = 0; g < kVectorGroups; ++g) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) place_vector(fetched.vectors[g][r], g, r);
         }
         if constexpr (Shape::kSharedQueries) {
             fence_shared();
@@ -89,7 +105,7 @@ struct Warpgroup {
                           add_pairs<Element>(x.z, bias.z), add_pairs<Element>(x.w, bias.w));
     }
 
-    __device__ __forceinline__ void place_queries(uint4 loaded, int g, int r) {
+    __device__ __forceinline__ void place_vector(uint4 loaded, int g, int r) {
         if constexpr (Shape::kSharedQueries) {
             constexpr int kPanelVectors = kPanelElements / kVectorElements;
             const int row = tile_row % kWarpgroupRows + r * 8, vector = g * kQuad + lane % kQuad;
@@ -111,13 +127,14 @@ struct Warpgroup {
         if constexpr (!Shape::kSharedQueries) pin(query);
         pin(scores);
         fence_products();
+        const PanelDescriptor key_rows(keys, 16), query_rows(shared_queries, 16);
 #pragma unroll
         for (int k = 0; k < kDepthSteps; ++k) {
-            const unsigned within = k % kPanelSteps * kStepBytes;
-            const auto b = panel_descriptor(keys + k / kPanelSteps * Block::kPanelBytes + within, 16);
+            const int panel = k / kPanelSteps, within = k % kPanelSteps * kStepBytes;
+            const auto b = key_rows.at(panel * Block::kPanelBytes + within);
             if constexpr (Shape::kSharedQueries) {
-                const unsigned a = shared_queries + k / kPanelSteps * Block::kQueryPanelBytes + within;
-                issue_product<Element, Block::kColumns, false>(scores, panel_descriptor(a, 16), b, k > 0);
+                const auto a = query_rows.at(panel * Block::kQueryPanelBytes + within);
+                issue_product<Element, Block::kColumns, false>(scores, a, b, k > 0);
             } else {
                 issue_product<Element, Block::kColumns, false>(scores, query[k], b, k > 0);
             }
@@ -130,24 +147,34 @@ struct Warpgroup {
         pin(probabilities);
         pin(sum);
         fence_products();
+        const PanelDescriptor value_rows(values, Block::kPanelBytes);
 #pragma unroll
         for (int k = 0; k < kColumnSteps; ++k) {
-            const auto b = panel_descriptor(values + k * kColumnStepBytes, Block::kPanelBytes);
+            const auto b = value_rows.at(k * kColumnStepBytes);
             issue_product<Element, Block::kHeadDim, true>(sum, probabilities[k], b, true);
         }
         commit_products();
     }
 
-    // Scores that the bitmap does not keep become -inf.
-    __device__ __forceinline__ void mask_scores(unsigned bitmap) {
+    // Reads the words of this thread's rows of bitmap `number`; they come while products run.
+    __device__ __forceinline__ void fetch_bitmap(const unsigned* bitmaps, int number) {
+        using Words = Vector<unsigned, Block::kRowWords>;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const unsigned row_words = bitmap + (tile_row + r * 8) * Block::kRowWords * 4;
+            const int row = number * Block::kRows + tile_row + r * 8;
+            const Words words = *reinterpret_cast<const Words*>(bitmaps + row * Block::kRowWords);
+#pragma unroll
+            for (int w = 0; w < Block::kRowWords; ++w) kept[r][w] = words.values[w];
+        }
+    }
+
+    // Scores that the bitmap does not keep become -inf.
+    __device__ __forceinline__ void mask_scores() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
 #pragma unroll
             for (int w = 0; w < Block::kRowWords; ++w) {
-                unsigned word;
-                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(row_words + w * 4) : "memory");
-                word >>= lane % kQuad * 2;
+                const unsigned word = kept[r][w] >> lane % kQuad * 2;
 #pragma unroll
                 for (int bit = 0; bit < kWordBits; bit += 8) {
                     float* pair = scores + (w * kWordBits + bit) / 2 + 2 * r;
@@ -158,26 +185,26 @@ struct Warpgroup {
         }
     }
 
-    // Scores become unnormalised probabilities in float32, and total is brought to the new maximum. `factor` receives
-    // what brings sum to it.
-    __device__ __forceinline__ void soften(float (&factor)[2]) {
-        float base[2];
+    // Scores become unnormalised probabilities in float32, and total is brought to the maximum that they are relative
+    // to. `factor` receives what brings sum to it; returns whether it is anything but 1.
+    __device__ __forceinline__ bool soften(float (&factor)[2]) {
+        float top[2], base[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float highest[2] = {maximum[r], scores[2 * r]};  // two chains of comparisons
+            float highest[2] = {scores[2 * r], scores[2 * r + 1]};  // two chains of comparisons
 #pragma unroll
-            for (int i = 2 * r; i < Block::kColumns / 2; i += 4) {
+            for (int i = 2 * r + 4; i < Block::kColumns / 2; i += 4) {
                 highest[0] = fmaxf(highest[0], scores[i]);
                 highest[1] = fmaxf(highest[1], scores[i + 1]);
             }
-            float top = fmaxf(highest[0], highest[1]);
-            top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
-            base[r] = top == negative_infinity() ? 0.0f : top * Shape::kScaleLog2;
-            factor[r] = exp2_fast(fmaf(maximum[r], Shape::kScaleLog2, -base[r]));
-            maximum[r] = top;
+            top[r] = fmaxf(highest[0], highest[1]);
+            factor[r] = 1.0f;
         }
+        const bool raises = !Shape::kLazy || __any_sync(kFullWarp, behind(top));
+        if (raises) raise_maximum(top, factor);
         float added[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+#pragma unroll
+        for (int r = 0; r < 2; ++r) base[r] = maximum[r] == negative_infinity() ? 0.0f : maximum[r] * Shape::kScaleLog2;
 #pragma unroll
         for (int i = 0; i < Block::kColumns / 2; ++i) {
             scores[i] = exp2_fast(fmaf(scores[i], Shape::kScaleLog2, -base[i / 2 % 2]));
@@ -185,6 +212,26 @@ struct Warpgroup {
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) total[r] = fmaf(total[r], factor[r], added[r][0] + added[r][1]);
+        return raises;
+    }
+
+    // Whether this lane has seen a score that the maximum is left far behind.
+    __device__ __forceinline__ bool behind(const float (&top)[2]) const {
+        constexpr float kSlack = kSlackLog2 / Shape::kScaleLog2;
+        return top[0] > maximum[0] + kSlack || top[1] > maximum[1] + kSlack;
+    }
+
+    // Brings the maxima to the highest score that the lanes of each row have seen.
+    __device__ __forceinline__ void raise_maximum(const float (&top)[2], float (&factor)[2]) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float highest = fmaxf(maximum[r], top[r]);
+            highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 1));
+            highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 2));
+            const float base = highest == negative_infinity() ? 0.0f : highest * Shape::kScaleLog2;
+            factor[r] = exp2_fast(fmaf(maximum[r], Shape::kScaleLog2, -base));
+            maximum[r] = highest;
+        }
     }
 
     // Makes the compiler compute the probabilities before what follows, a wait for products that run meanwhile: it
@@ -217,7 +264,7 @@ struct Warpgroup {
             total[r] += __shfl_xor_sync(kFullWarp, total[r], 1);
             total[r] += __shfl_xor_sync(kFullWarp, total[r], 2);
             const bool empty = total[r] == 0.0f;
-            const float factor = empty ? 0.0f : 1.0f / total[r];
+            const float factor = empty ? 0.0f : __fdividef(1.0f, total[r]);
             const int row = tile_row + r * 8;
 #pragma unroll
             for (int g = 0; g < kVectorGroups; ++g) {

@@ -53,6 +53,16 @@ __device__ __forceinline__ void store_floats(T* to, const float (&source)[V]) {
     *reinterpret_cast<Vector<T, V>*>(to) = packed;
 }
 
+// ---- Launches that overlap: see driver_launch.py.
+
+// Waits until the kernels before this one on the stream have ended and what they wrote is there. Every thread of every
+// kernel calls it before it touches device memory.
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- Activations of operator 11.
 
 __device__ __forceinline__ float exp2_fast(float x) {

@@ -25,6 +25,9 @@
 // Padded: sequences have lengths. A list then ends where its columns, which ascend, reach the length; a row beyond it
 // has none. Nothing is read of keys and values beyond a length, and such rows are stored as those that keep nothing.
 //
+// Packed: a sequence's tokens lie from the row that its offset names on. Rows beyond a length belong to others, or to
+// nobody: they are not stored.
+//
 // A kernel names its numbers in a Config: see Shape. All offsets fit in 31 bits: a workload has no larger tensor.
 #pragma once
 
@@ -42,6 +45,7 @@ struct Inputs {
     const float* masked_scores = nullptr;      // (batch, heads, seq, seq)
     const Element* probs = nullptr;            // (batch, heads, seq, seq)
     const int* lengths = nullptr;              // (batch)
+    const int* offsets = nullptr;              // (batch): rows at which sequences begin
     const int* mask_starts = nullptr;          // (masks, seq + 1)
     const int* mask_columns = nullptr;         // kept columns, row after row
 };
@@ -59,7 +63,7 @@ struct Outputs {
 constexpr int kMostSliced = 32;    // elements of head_dim that a lane may hold of one column
 constexpr int kMostInFlight = 64;  // and of all its columns in flight
 
-template <class Config, bool PADDED>
+template <class Config, bool PADDED, bool PACKED>
 struct Shape {
     using Element = typename Config::Element;
     static constexpr int seq = Config::seq;
@@ -80,6 +84,7 @@ struct Shape {
     static constexpr bool stores_qkv = adds_bias && !sums_values;
     static constexpr bool in_place = listed && !sums_values;
     static constexpr bool padded = PADDED;
+    static constexpr bool packed = PACKED;
 
     // How it is cut.
     static constexpr int warps = Config::warps;
@@ -97,6 +102,7 @@ struct Shape {
     static_assert(head_dim % vector == 0, "an access must not reach into the next head");
     static_assert(slice <= kMostSliced && unroll * slice <= kMostInFlight, "columns in flight must fit in registers");
     static_assert(!padded || listed, "lengths are the mask operator's");
+    static_assert(!packed || (padded && multiplies && merges), "packed rows are read and stored as tokens alone");
     static_assert(!in_place || staged >= seq, "a row that is stored in full is staged in full");
 };
 
@@ -174,11 +180,12 @@ template <class S>
 struct Query {
     using Element = typename S::Element;
     int batch, head, index;  // the row
+    int first_row;           // of the sequence, among all tokens
     int team, lane;          // the lane's team, and its place there
 
     // First of head_dim elements of `part` of the row's head, for token 0 of the sequence.
     __device__ __forceinline__ int first_token(Part part) const {
-        return batch * S::seq * S::token + part * S::width + head * S::head_dim;
+        return first_row * S::token + part * S::width + head * S::head_dim;
     }
     __device__ __forceinline__ int bias(Part part) const { return part * S::width + head * S::head_dim; }
     __device__ __forceinline__ int score_row() const { return ((batch * S::heads + head) * S::seq + index) * S::seq; }
@@ -356,7 +363,7 @@ __device__ __forceinline__ void store_context(const Inputs<typename S::Element>&
     }
     if (query.team != 0) return;
     if constexpr (S::merges) {
-        const int token = query.batch * S::seq + query.index;
+        const int token = query.first_row + query.index;
         sum.store(out.merged + token * S::width + query.head * S::head_dim, query.lane);
     } else {
         const int row = (query.batch * S::heads + query.head) * S::seq + query.index;
@@ -382,10 +389,10 @@ __device__ __forceinline__ void store_row(const Outputs<typename S::Element>& ou
 }
 
 // The kernel's body; dynamic shared memory holds `staged` floats a warp.
-template <class Config, bool PADDED = false>
+template <class Config, bool PADDED = false, bool PACKED = false>
 __device__ __forceinline__ void run(const Inputs<typename Config::Element>& in,
                                     const Outputs<typename Config::Element>& out) {
-    using S = Shape<Config, PADDED>;
+    using S = Shape<Config, PADDED, PACKED>;
     extern __shared__ float shared[];
     const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
     const int block = blockIdx.x;
@@ -396,6 +403,11 @@ __device__ __forceinline__ void run(const Inputs<typename Config::Element>& in,
     query.team = lane / S::lanes;
     query.lane = lane % S::lanes;
     if (query.index >= S::seq) return;  // a whole warp leaves; nothing below waits for another warp
+    query.first_row = query.batch * S::seq;
+    if constexpr (S::packed) {
+        if (query.index >= in.lengths[query.batch]) return;
+        query.first_row = in.offsets[query.batch];
+    }
 
     float* staged = shared + warp * S::staged;
     const Columns<S> columns(in, query);

@@ -22,6 +22,7 @@ __launch_bounds__(Tiling::kThreads, 1) gemm_0_0(
     const Element* __restrict__ x,
     const Element* __restrict__ w_qkv,
     Element* __restrict__ qkv_raw) {
+    wait_for_inputs();
     const Epilogue epilogue{};
     const Prologue prologue{};
     gemm::compute_tile<Tiling>(SourceA{x}, SourceW{w_qkv}, prologue, epilogue, qkv_raw);

@@ -22,6 +22,7 @@ __launch_bounds__(Tiling::kThreads, 1) gemm_10_10(
     const Element* __restrict__ attn_norm,
     const Element* __restrict__ w_ffn1,
     Element* __restrict__ ffn1_raw) {
+    wait_for_inputs();
     const Epilogue epilogue{};
     const Prologue prologue{};
     gemm::compute_tile<Tiling>(SourceA{attn_norm}, SourceW{w_ffn1}, prologue, epilogue, ffn1_raw);

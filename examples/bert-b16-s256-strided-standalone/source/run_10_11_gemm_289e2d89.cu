@@ -26,6 +26,7 @@ __launch_bounds__(Tiling::kThreads, 1) gemm_10_11(
     const Element* __restrict__ w_ffn1,
     const Element* __restrict__ b_ffn1,
     Element* __restrict__ ffn1_act) {
+    wait_for_inputs();
     const Epilogue epilogue{b_ffn1};
     const Prologue prologue{};
     gemm::compute_tile<Tiling>(SourceA{attn_norm}, SourceW{w_ffn1}, prologue, epilogue, ffn1_act);

@@ -14,6 +14,7 @@ struct Config {
 extern "C" __global__ void __launch_bounds__(128, 1)
 chain_11_11(const __half* __restrict__ ffn1_raw, const __half* __restrict__ b_ffn1, __half* __restrict__ ffn1_act) {
     using namespace atoffer::chain;
+    atoffer::wait_for_inputs();
     run<Config>(ffn1_act, Store{},
                 Load<__half, Config::columns>{ffn1_raw},
                 AddBias<Element>{b_ffn1},

@@ -22,6 +22,7 @@ __launch_bounds__(Tiling::kThreads, 1) gemm_12_12(
     const Element* __restrict__ ffn1_act,
     const Element* __restrict__ w_ffn2,
     Element* __restrict__ ffn2_raw) {
+    wait_for_inputs();
     const Epilogue epilogue{};
     const Prologue prologue{};
     gemm::compute_tile<Tiling>(SourceA{ffn1_act}, SourceW{w_ffn2}, prologue, epilogue, ffn2_raw);

@@ -14,6 +14,7 @@ struct Config {
 extern "C" __global__ void __launch_bounds__(128, 1)
 chain_13_13(const __half* __restrict__ ffn2_raw, const __half* __restrict__ attn_norm, const __half* __restrict__ b_ffn2, __half* __restrict__ ffn_sum) {
     using namespace atoffer::chain;
+    atoffer::wait_for_inputs();
     run<Config>(ffn_sum, Store{},
                 Load<__half, Config::columns>{ffn2_raw},
                 AddBias<Element>{b_ffn2},

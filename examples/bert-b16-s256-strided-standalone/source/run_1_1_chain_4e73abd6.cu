@@ -14,6 +14,7 @@ struct Config {
 extern "C" __global__ void __launch_bounds__(128, 1)
 chain_1_1(const __half* __restrict__ qkv_raw, const __half* __restrict__ b_qkv, __half* __restrict__ qkv) {
     using namespace atoffer::chain;
+    atoffer::wait_for_inputs();
     run<Config>(qkv, Store{},
                 Load<__half, Config::columns>{qkv_raw},
                 AddBias<Element>{b_qkv});

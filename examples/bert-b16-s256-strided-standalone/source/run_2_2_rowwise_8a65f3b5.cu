@@ -19,6 +19,7 @@ struct Config {
 
 extern "C" __global__ void __launch_bounds__(128, 1)
 rowwise_2_2(const __half* __restrict__ qkv, float* __restrict__ scores) {
+    atoffer::wait_for_inputs();
     atoffer::rowwise::Inputs<Config::Element> in;
     atoffer::rowwise::Outputs<Config::Element> out;
     in.qkv = qkv;

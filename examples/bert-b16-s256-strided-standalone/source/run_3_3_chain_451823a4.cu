@@ -14,6 +14,7 @@ struct Config {
 extern "C" __global__ void __launch_bounds__(128, 1)
 chain_3_3(const float* __restrict__ scores, const unsigned* __restrict__ mask_words, float* __restrict__ masked_scores) {
     using namespace atoffer::chain;
+    atoffer::wait_for_inputs();
     run<Config>(masked_scores, Store{},
                 Load<float, Config::columns>{scores},
                 DropMasked<256, 12, 1>{mask_words});

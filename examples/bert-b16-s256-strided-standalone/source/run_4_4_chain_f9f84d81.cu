@@ -14,6 +14,7 @@ struct Config {
 extern "C" __global__ void __launch_bounds__(128, 1)
 chain_4_4(const float* __restrict__ masked_scores, __half* __restrict__ probs) {
     using namespace atoffer::chain;
+    atoffer::wait_for_inputs();
     run<Config>(probs, Softmax{},
                 Load<float, Config::columns>{masked_scores});
 }

@@ -19,6 +19,7 @@ struct Config {
 
 extern "C" __global__ void __launch_bounds__(128, 1)
 rowwise_5_5(const __half* __restrict__ probs, const __half* __restrict__ qkv, __half* __restrict__ context) {
+    atoffer::wait_for_inputs();
     atoffer::rowwise::Inputs<Config::Element> in;
     atoffer::rowwise::Outputs<Config::Element> out;
     in.probs = probs;

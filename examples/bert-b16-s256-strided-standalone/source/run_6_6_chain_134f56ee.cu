@@ -14,6 +14,7 @@ struct Config {
 extern "C" __global__ void __launch_bounds__(128, 1)
 chain_6_6(const __half* __restrict__ context, __half* __restrict__ merged) {
     using namespace atoffer::chain;
+    atoffer::wait_for_inputs();
     run<Config>(merged, Store{},
                 MergeHeads<__half, 256, 12, 64>{context});
 }

@@ -22,6 +22,7 @@ __launch_bounds__(Tiling::kThreads, 1) gemm_7_7(
     const Element* __restrict__ merged,
     const Element* __restrict__ w_out,
     Element* __restrict__ out_raw) {
+    wait_for_inputs();
     const Epilogue epilogue{};
     const Prologue prologue{};
     gemm::compute_tile<Tiling>(SourceA{merged}, SourceW{w_out}, prologue, epilogue, out_raw);

@@ -14,6 +14,7 @@ struct Config {
 extern "C" __global__ void __launch_bounds__(128, 1)
 chain_8_8(const __half* __restrict__ out_raw, const __half* __restrict__ x, const __half* __restrict__ b_out, __half* __restrict__ attn_sum) {
     using namespace atoffer::chain;
+    atoffer::wait_for_inputs();
     run<Config>(attn_sum, Store{},
                 Load<__half, Config::columns>{out_raw},
                 AddBias<Element>{b_out},

@@ -14,6 +14,7 @@ struct Config {
 extern "C" __global__ void __launch_bounds__(128, 1)
 chain_9_9(const __half* __restrict__ attn_sum, const __half* __restrict__ gamma_1, const __half* __restrict__ beta_1, __half* __restrict__ attn_norm) {
     using namespace atoffer::chain;
+    atoffer::wait_for_inputs();
     run<Config>(attn_norm, LayerNorm<Element>{gamma_1, beta_1, 1e-12f},
                 Load<__half, Config::columns>{attn_sum});
 }

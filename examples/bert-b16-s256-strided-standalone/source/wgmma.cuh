@@ -70,11 +70,20 @@ __device__ __forceinline__ int panel_offset(int row, int vector) { return row * 
 // 16 are 32 bytes further: bits 5 and 6 of the start, which the hardware XORs like any address. The leading offset
 // means nothing then. Where the depth runs across rows ("transposed": values), the next 16 are two groups of 8 rows
 // further, 2048 bytes, and each panel holds 64 elements of the other dimension.
-__device__ __forceinline__ unsigned long long panel_descriptor(unsigned start, int panel_bytes) {
-    const unsigned low = start / 16 | static_cast<unsigned>(panel_bytes / 16) << 16;
-    constexpr unsigned kHigh = 1024 / 16 | 1u << 30;
-    return static_cast<unsigned long long>(kHigh) << 32 | low;
-}
+class PanelDescriptor {
+public:
+    __device__ __forceinline__ PanelDescriptor(unsigned start, int panel_bytes)
+        : low(start / 16 | static_cast<unsigned>(panel_bytes / 16) << 16) {}
+
+    // That of the matrix so many bytes, a multiple of 16, further on.
+    __device__ __forceinline__ unsigned long long at(int bytes) const {
+        constexpr unsigned kHigh = 1024 / 16 | 1u << 30;
+        return static_cast<unsigned long long>(kHigh) << 32 | (low + bytes / 16);
+    }
+
+private:
+    unsigned low;
+};
 
 // The asm statements of products: sums come first, then a (four registers or a descriptor), b's descriptor, whether to
 // keep what the sums hold, whether b is transposed.

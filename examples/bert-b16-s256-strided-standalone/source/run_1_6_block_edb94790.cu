@@ -5,9 +5,9 @@ struct Shape {
     static constexpr int kBatch = 16, kSeqLen = 256, kHeads = 12, kHeadDim = 64;
     static constexpr int kMaskBatches = 1;
     static constexpr int kRows = 64, kColumns = 64, kStages = 3;
-    static constexpr int kPairsAtOnce = 192;
+    static constexpr int kPairsAtOnce = 192, kReach = 1;
     static constexpr int kRegisters = 240, kLoaderRegisters = 40;
-    static constexpr bool kLoader = false, kSharedQueries = false;
+    static constexpr bool kLoader = false, kSharedQueries = false, kLazy = false;
     static constexpr bool kAddBias = true, kMerged = true;
     static constexpr float kScaleLog2 = 0.1803368777036667f;  // log2(e) / sqrt(kHeadDim)
 };
@@ -15,8 +15,7 @@ struct Shape {
 extern "C" __global__ void __launch_bounds__(128, 2)
 block_attention_1_6(const Shape::Element* __restrict__ qkv,
     const Shape::Element* __restrict__ bias,
-    const int* __restrict__ lists, const unsigned* __restrict__ bitmaps, const unsigned* __restrict__ needed,
+    const atoffer::Entry<Shape>* __restrict__ lists, const unsigned* __restrict__ bitmaps,
     Shape::Element* __restrict__ result) {
-    atoffer::block_attention<Shape>(qkv, bias, lists, bitmaps, needed,
-                                    result);
+    atoffer::block_attention<Shape>(qkv, bias, lists, bitmaps, result);
 }
