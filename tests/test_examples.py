@@ -1,11 +1,12 @@
 """The committed export is what the templates render today."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atoffer_rl.kernels.export.payload import runtime
+from atoffer_rl.kernels.export.writer import PAYLOAD
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.kernels.render import TEMPLATE_FOLDER
@@ -36,9 +37,12 @@ def test_sources_are_what_is_rendered(manifest: dict[str, Any], scheme: str) -> 
 
 
 def test_runtime_is_the_one_that_ships() -> None:
-    payload = Path(runtime.__file__).parent
-    for path in FOLDER.glob("*.py"):
-        assert path.read_text() == (payload / path.name).read_text(), AGAIN
+    shipped = {module.rpartition(".")[2]: find_spec(module) for module in PAYLOAD}
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(shipped)
+    for name, spec in shipped.items():
+        assert spec is not None
+        assert spec.origin is not None
+        assert (FOLDER / f"{name}.py").read_text() == Path(spec.origin).read_text(), AGAIN
 
 
 def test_it_needs_cupy_alone(manifest: dict[str, Any]) -> None:
