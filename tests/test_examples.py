@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from atoffer_rl.kernels.export.payload import runtime
 from atoffer_rl.kernels.export.writer import PAYLOAD
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.registry import template_named
