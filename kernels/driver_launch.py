@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 _STREAM_SERIALIZATION_ATTRIBUTE = 6
 _ATTRIBUTE_VALUE_BYTES = 64
+_INVALID_CONTEXT = 201
 
 
 class _Attribute(ctypes.Structure):
@@ -38,10 +39,10 @@ class _Config(ctypes.Structure):
 
 
 class DriverLaunch:
-    """Launches of one kernel, whose parameters are all pointers.
+    """Launches of one kernel, whose parameters are all pointers, from any thread.
 
     Args:
-        function: The CUfunction's handle.
+        function: The CUfunction's handle, of the context that is current.
         grid: Blocks in x, y, z.
         block: Threads in x, y, z.
         shared_bytes: Dynamic shared memory of a block.
@@ -53,6 +54,8 @@ class DriverLaunch:
     ) -> None:
         self._driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         self._function = ctypes.c_void_p(function)
+        self._context = ctypes.c_void_p()
+        self._driver.cuCtxGetCurrent(ctypes.byref(self._context))
         self._attribute = _Attribute(id=_STREAM_SERIALIZATION_ATTRIBUTE, allowed=1)
         self._config = _Config(
             (ctypes.c_uint * 3)(*grid),
@@ -70,8 +73,13 @@ class DriverLaunch:
         parameters = (ctypes.c_void_p * len(addresses))(
             *(ctypes.addressof(values) + index * size for index in range(len(addresses)))
         )
-        self._config.stream = stream
-        code = self._driver.cuLaunchKernelEx(ctypes.byref(self._config), self._function, parameters, None)
+        config = _Config.from_buffer_copy(self._config)  # threads that launch at the same time have a stream each
+        config.stream = stream
+        arguments = (ctypes.byref(config), self._function, parameters, None)
+        code = self._driver.cuLaunchKernelEx(*arguments)
+        if code == _INVALID_CONTEXT:  # a thread that has used no CUDA yet
+            self._driver.cuCtxSetCurrent(self._context)
+            code = self._driver.cuLaunchKernelEx(*arguments)
         return self._name_of(code) if code else ""
 
     def _name_of(self, code: int) -> str:

@@ -21,6 +21,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -298,21 +299,19 @@ class Encoder:
         return self.folder / "cubin" / f"sm_{max(fitting)}" / f"{name}.cubin"
 
 
-def _see_siblings(folder: Path) -> None:
-    """Let modules of an export be imported, wherever this one was imported from."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
 def _driver_launch(folder: Path) -> Any:
-    _see_siblings(folder)
-    from driver_launch import DriverLaunch  # type: ignore[import-not-found]
-
-    return DriverLaunch
+    """The class of that name, of this export whatever else may have its module's name."""
+    spec = spec_from_file_location("driver_launch", folder / "driver_launch.py")
+    if spec is None or spec.loader is None:
+        raise ExportError(f"{folder / 'driver_launch.py'} cannot be loaded: export again")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.DriverLaunch
 
 
 def _load_library_call(folder: Path, segment: dict[str, Any]) -> Any:
-    _see_siblings(folder)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
     try:
         from atoffer_library.errors import AtofferError  # type: ignore[import-not-found]
         from atoffer_library.matmul_library import load_matmul  # type: ignore[import-not-found]

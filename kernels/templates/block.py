@@ -146,6 +146,8 @@ def _bad_blocking(values: Mapping[str, int]) -> str | None:
         return "tile_rows must be 64, 128 or 192"
     if values["columns"] not in BLOCK_COLUMNS:
         return "columns must be 64 or 128"
+    # Where copies are everybody's and a warpgroup ends at its diagonal, those ahead of it must be all that follow: the
+    # others may be one block further, no more.
     if not values["loader"] and groups == MAX_GROUPS:
         return "192 rows need a loader: their threads do not share out the columns evenly"
     if values["stages"] < (2 if values["loader"] else 3):

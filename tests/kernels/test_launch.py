@@ -1,3 +1,5 @@
+from threading import Thread
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,21 @@ def scale(entry="scale", shared_bytes=SHARED_BYTES):
     return KernelProgram(
         entry, SOURCE, (), (8, 1, 1), (128, 1, 1), shared_bytes, arguments, lambda: {"factors": factors.copy()}
     )
+
+
+STEPS = 50
+STEP_SOURCE = f"""
+#include "common.cuh"
+extern "C" __global__ void step(const int* x, int* y) {{
+    atoffer::wait_for_inputs();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < {COUNT}) y[i] = x[{COUNT} - 1 - i] + 1;
+}}
+"""
+
+
+def step():
+    return KernelProgram("step", STEP_SOURCE, ("common.cuh",), (8, 1, 1), (128, 1, 1), 0, ("x", "y"), overlaps=True)
 
 
 def compiled(program):
@@ -58,6 +75,41 @@ def test_a_kernel_gets_its_plan_its_shared_memory_and_its_stream():
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(other, y)
+
+
+@pytest.mark.gpu
+def test_kernels_that_overlap_still_see_what_those_before_wrote():
+    import torch
+
+    launchable = load_program(step(), compiled(step()))
+    x, y = torch.zeros(COUNT, dtype=torch.int32, device="cuda"), torch.zeros(COUNT, dtype=torch.int32, device="cuda")
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for number in range(STEPS):
+            source, target = (x, y) if number % 2 == 0 else (y, x)
+            launchable.launch({"x": source.data_ptr(), "y": target.data_ptr()}, stream.cuda_stream)
+    graph.replay()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(x, torch.full_like(x, 2 * STEPS))
+
+
+@pytest.mark.gpu
+def test_a_new_thread_launches():
+    import torch
+
+    launchable = load_program(step(), compiled(step()))
+    x, y = torch.ones(COUNT, dtype=torch.int32, device="cuda"), torch.zeros(COUNT, dtype=torch.int32, device="cuda")
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    pointers = {"x": x.data_ptr(), "y": y.data_ptr()}
+    thread = Thread(target=lambda: launchable.launch(pointers, stream.cuda_stream))
+    thread.start()
+    thread.join()
+    stream.synchronize()
+    assert torch.equal(y, torch.full_like(y, 2))
 
 
 @pytest.mark.gpu
