@@ -257,3 +257,11 @@ def test_a_second_pass_finds_its_columns_last_though_they_are_computed():
     computed = gather_plan(mask, 256, 64, 64, Order.TWO_PASSES, 1)
     assert computed.formula is not None
     assert computed.kept == 2
+
+
+@pytest.mark.parametrize("mask", ["strided", "fixed", "longformer:window=8,global=3"])
+@pytest.mark.parametrize(("seq_len", "tile_rows"), [(77, 32), (130, 64), (256, 256)])
+def test_the_last_of_two_passes_has_rows_in_their_own_order(mask, seq_len, tile_rows):
+    """A warp stages its results where it alone has read what the first pass left there: see `far_pass`."""
+    plan = gather_plan(parse_mask(mask, seq_len), seq_len, tile_rows, 64, Order.TWO_PASSES, 1)
+    assert (plan.orders[:, :, -1] == np.arange(tile_rows)).all()
