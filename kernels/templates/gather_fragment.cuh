@@ -394,7 +394,6 @@ struct WarpTile {
     // rows of shared memory that held the warp's queries. A row that keeps nothing has a total of 0 and becomes zeros,
     // whatever its sum is.
     __device__ __forceinline__ void store(Element* result, int result_stride, const Element* value_bias, char* staging) {
-        if constexpr (Tile::kPasses > 1) __syncwarp();  // what the pass before has left there has been read
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             Format::stage(staging, r * 8 + lane / kQuad, r, lane, sum, total[r], value_bias);
