@@ -123,7 +123,10 @@ def main() -> int:
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--show", type=int, default=8, help="rows of each workload to print")
     options = parser.parse_args()
-    entries = json.loads(options.trial.read_text())
+    try:
+        entries = json.loads(options.trial.read_text())
+    except (OSError, ValueError) as error:
+        raise AtofferError(f"{options.trial} is no trial: see --help for what one looks like") from error
     device = device_here()
     results: list[dict[str, Any]] = []
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
