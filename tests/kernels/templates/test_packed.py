@@ -32,6 +32,7 @@ BY_SEQUENCE = [Run(1, 5), Run(2, 2), Run(2, 5), Run(3, 3), Run(4, 4), Run(5, 5),
 ONLY_ROWS = [Run(0, 0), Run(1, 1), Run(0, 1), Run(7, 7), Run(8, 9), Run(10, 11), Run(12, 13), Run(14, 14)]
 SMALL_CHUNKS = {**LOW, "chunk": 32}
 WAYS = [{}, *ORDERS, PIECES, STEP_WARPS, SMALL_CHUNKS]
+BIGBIRD = "bigbird:window=8,global=2,random=1,block=8"
 ODD_LENGTHS = ["list:77/77/77", "list:0/0/0", "list:1/64/65", "list:0/77/0", "list:33/0/44"]
 
 
@@ -112,8 +113,10 @@ def test_compiles(name, run, arch):
 # ---- What is computed.
 
 
-@pytest.mark.parametrize("run", ATTENTION)
-@pytest.mark.parametrize("lengths", ["uniform:shortest=0", "list:37/37/37", "list:0/0/0", "list:1/0/36"])
+@pytest.mark.parametrize(
+    ("lengths", "run"),
+    list(zip(["uniform:shortest=0", "list:37/37/37", "list:0/0/0", "list:1/0/36"], 2 * ATTENTION, strict=True)),
+)
 def test_rowwise_emulated(emulator, lengths, run):
     workload = replace(SMALL, lengths=lengths)
     assert_emulated(emulator, workload, default("rowwise", workload, run))
@@ -132,8 +135,10 @@ def test_gather_emulated(emulator, dtype, values):
     assert_emulated(emulator, workload, possible_choice(workload, Run(1, 6), **values))
 
 
-@pytest.mark.parametrize("lengths", ODD_LENGTHS)
-@pytest.mark.parametrize("mask", ["dense", "fixed", "bigbird:window=8,global=2,random=1,block=8"])
+@pytest.mark.parametrize(
+    ("mask", "lengths"),
+    [*(("fixed", lengths) for lengths in ODD_LENGTHS), ("dense", ODD_LENGTHS[2]), (BIGBIRD, ODD_LENGTHS[4])],
+)
 def test_masks_gathered_emulated(emulator, mask, lengths):
     workload = replace(GATHERED, mask=mask, lengths=lengths)
     assert_emulated(emulator, workload, possible_choice(workload, Run(2, 6), **SMALL_CHUNKS))
