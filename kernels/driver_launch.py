@@ -9,6 +9,8 @@ import ctypes
 import sys
 from collections.abc import Sequence
 
+OVERLAPPING_CAPABILITY = 90
+"""Where launches can overlap: this compute capability and later ones."""
 _STREAM_SERIALIZATION_ATTRIBUTE = 6
 _ATTRIBUTE_VALUE_BYTES = 64
 _INVALID_CONTEXT = 201

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.device_array import upload, zeros
-from atoffer_rl.kernels.driver_launch import DriverLaunch
+from atoffer_rl.kernels.driver_launch import OVERLAPPING_CAPABILITY, DriverLaunch
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.program import KernelProgram, Program
 from atoffer_rl.kernels.registry import template_named
@@ -16,7 +16,6 @@ from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
 
 STATIC_SHARED_LIMIT = 48 * 1024
-OVERLAPPING_CAPABILITY = 90
 
 
 class Launchable(Protocol):

@@ -28,7 +28,6 @@ from typing import Any
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 FORMAT = 2
-OVERLAPPING_CAPABILITY = 90
 BEST, SAFE = "best", "safe"
 _CUDA_DEVICES = (2, 13)
 _DTYPES = {(0, 32): "int32", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
@@ -278,8 +277,9 @@ class Encoder:
         function = cupy.RawModule(path=str(self._cubin(segment["name"]))).get_function(segment["entry"])
         if segment["shared_bytes"] > 48 * 1024:
             function.max_dynamic_shared_size_bytes = segment["shared_bytes"]
-        overlaps = segment["overlaps"] and int(cupy.cuda.Device().compute_capability) >= OVERLAPPING_CAPABILITY
-        call = _driver_launch(self.folder)(
+        driver, capability = _driver_launch(self.folder), int(cupy.cuda.Device().compute_capability)
+        overlaps = segment["overlaps"] and capability >= driver.OVERLAPPING_CAPABILITY
+        call = driver.DriverLaunch(
             function.kernel.ptr, segment["grid"], segment["block"], segment["shared_bytes"], overlaps
         )
         return _Kernel(segment["entry"], function, call, tuple(segment["arguments"]))
@@ -300,13 +300,13 @@ class Encoder:
 
 
 def _driver_launch(folder: Path) -> Any:
-    """The class of that name, of this export whatever else may have its module's name."""
+    """The module of that name, of this export whatever else may have its name."""
     spec = spec_from_file_location("driver_launch", folder / "driver_launch.py")
     if spec is None or spec.loader is None:
         raise ExportError(f"{folder / 'driver_launch.py'} cannot be loaded: export again")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.DriverLaunch
+    return module
 
 
 def _load_library_call(folder: Path, segment: dict[str, Any]) -> Any:
