@@ -15,7 +15,7 @@ Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint32]
 WHOLE = -1
-HEAD_ENTRIES, END_ENTRIES = 1, 2
+HEAD_ENTRIES, END_ENTRIES = 1, 8
 NUMBER_WORDS, VECTOR_WORDS = 2, 4
 
 
@@ -38,10 +38,10 @@ class BlockPlan:
     Attributes:
         tile_rows: Rows of a tile; a ragged last tile's missing rows keep nothing.
         columns: Columns of a block; those of the last one that lie beyond the sequence are kept by no row.
-        lists: (mask_batches, tiles, 3 + blocks, words) int32; the first entry begins with the row tile and how many
+        lists: (mask_batches, tiles, 9 + blocks, words) int32; the first entry begins with the row tile and how many
             blocks it has, then come the blocks in ascending order: number; which bitmap says what is kept of it (-1:
             everything, by all rows of the sequence); words of the columns that any row of the tile keeps; zeros up to
-            whole vectors of 16 bytes. Entries 0, -1, two at least, end the list. Of each mask the tiles with most
+            whole vectors of 16 bytes. Entries 0, -1, eight at least, end the list. Of each mask the tiles with most
             blocks come first, the last of them in front.
         bitmaps: (distinct, tile_rows, columns / 32) uint32: which columns each row keeps. Where no block is kept in
             part there is one, of nothing, that no list names: arrays of size 0 have no address.

@@ -26,9 +26,11 @@ BIAS_OPERATOR = 1
 MERGE_OPERATOR = 6
 GROUP_ROWS, GROUP_THREADS = 64, 128
 MAX_GROUPS = 3
+SPLITS = (1, 2, 4)
 HEADERS = (
     "common.cuh",
     "barriers.cuh",
+    "registers.cuh",
     "pairs.cuh",
     "wgmma.cuh",
     "block_layout.cuh",
@@ -133,7 +135,7 @@ class BlockTemplate:
         )
 
 
-_NUMBERS = ("tile_rows", "columns", "stages", "residents")
+_NUMBERS = ("tile_rows", "columns", "stages", "residents", "splits")
 
 
 def _flag(value: object) -> str:
@@ -150,6 +152,10 @@ def _bad_blocking(values: Mapping[str, int]) -> str | None:
     # others may be one block further, no more.
     if not values["loader"] and groups == MAX_GROUPS:
         return "192 rows need a loader: their threads do not share out the columns evenly"
+    if values["splits"] not in SPLITS:
+        return "splits must be 1, 2 or 4"
+    if values["splits"] > 1 and (groups > 1 or values["loader"] or values["shared_queries"]):
+        return "warpgroups share 64 rows, without a loader, with queries in registers"
     if values["stages"] < (2 if values["loader"] else 3):
         return "a loader needs 2 stages, threads that compute and copy need 3"
     return None
@@ -168,8 +174,8 @@ def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec
 
 
 def threads(values: Mapping[str, int] | Choice) -> int:
-    """Threads of a block: a warpgroup for each 64 rows, and one that copies where there is a loader."""
-    return (values["tile_rows"] // GROUP_ROWS + values["loader"]) * GROUP_THREADS
+    """Threads of a block: of the warpgroups that share each 64 rows, and of one that copies if there is a loader."""
+    return (values["tile_rows"] // GROUP_ROWS * values["splits"] + values["loader"]) * GROUP_THREADS
 
 
 def loader_registers(values: Mapping[str, int]) -> int:
@@ -199,7 +205,10 @@ def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
     row_bytes = workload.head_dim * workload.element.itemsize
     queries = values["tile_rows"] * row_bytes if values["shared_queries"] else 0
     stage = 2 * values["columns"] * row_bytes + BARRIER_BYTES
-    return PANEL_ALIGNMENT + queries + values["stages"] * stage
+    ring = queries + values["stages"] * stage
+    if values["splits"] > 1:  # each begins where panels may
+        ring = -(-ring // PANEL_ALIGNMENT) * PANEL_ALIGNMENT
+    return PANEL_ALIGNMENT + values["splits"] * ring
 
 
 def pairs_at_once(workload: Workload) -> int:

@@ -79,7 +79,9 @@ struct Multiplier {
 
     __device__ __forceinline__ void run() {
         while (true) {
-            if (!phase_over(shared.item_full(buffer.at), buffer.parity)) count_partial();
+            if constexpr (Tile::kShelves) {
+                if (!phase_over(shared.item_full(buffer.at), buffer.parity)) count_partial();
+            }
             wait_phase(shared.item_full(buffer.at), buffer.parity);
             const int ticket = *shared.ticket(buffer.at);
             if (ticket == kNoTicket) return count_partial();
@@ -117,7 +119,8 @@ struct Multiplier {
     }
 
     // The pass over all chunks; goes back to the first of those that stay for the next pass, which goes on from its
-    // results. They take the place of the queries, once every warp has read those of both passes.
+    // results. They take the place of the queries, once every warp has read those of both passes. The last pass has rows
+    // in their own order, so that a warp's results are staged where it alone has read.
     __device__ __forceinline__ void far_pass(const Item& item) {
         Turn<Tile::kSlots> first_kept = slot;
         for (int chunk = item.kept; chunk < item.chunks; ++chunk) first_kept.advance();
@@ -185,8 +188,10 @@ __device__ __forceinline__ void gather_attention(const typename Shape::Element* 
     if constexpr (!Tiling<Shape>::kEven) shared.clear_rows();
     __syncthreads();
     if (threadIdx.x < Tiling<Shape>::kThreads) {
+        if constexpr (Shape::kRegisters > 0) grow_registers<Shape::kRegisters>();
         Multiplier<Shape>(plan, shared, result).run();
     } else {
+        if constexpr (Shape::kRegisters > 0) shrink_registers<Shape::kCopyRegisters>();
         Copier<Shape>(qkv, bias, plan, shared).run();
     }
 }

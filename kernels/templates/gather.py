@@ -47,6 +47,7 @@ REGISTER_STEP = 8
 HEADERS = (
     "common.cuh",
     "barriers.cuh",
+    "registers.cuh",
     "pairs.cuh",
     "tf32.cuh",
     "gather_layout.cuh",
@@ -72,6 +73,10 @@ BLOCK_SHARED_BYTES = 1024
 """What the driver takes of shared memory for each block."""
 MOST_REGISTERS = 255
 OTHER_REGISTERS = 38
+SHIFTING_CAPABILITY = 90
+COPY_REGISTERS, PLENTY_REGISTERS = 64, 128
+WARPGROUP = 4
+"""Warps that give registers back, or take them, together."""
 """What addresses, conversions and the loop take of a multiplying thread's registers."""
 SPLIT_REGISTERS = 12
 """What float32's split operands take besides."""
@@ -97,7 +102,7 @@ class GatherTemplate:
         return (
             _bad_tiling(values)
             or _bad_chunk(workload, values)
-            or _too_few_registers(workload, values)
+            or _too_few_registers(workload, values, device)
             or _bad_plan(workload, values)
             or _too_large(workload, values, device)
         )
@@ -128,6 +133,8 @@ class GatherTemplate:
             passes=plan.passes,
             fragment_columns=_fragment_columns(values, plan),
             group_heads=_group_heads(workload, plan),
+            registers=shifted_registers(values),
+            copy_registers=COPY_REGISTERS,
             shared_bytes=shared_bytes(workload, values, plan),
             add_bias="true" if BIAS_OPERATOR in run else "false",
             merged="true" if MERGE_OPERATOR in run else "false",
@@ -208,8 +215,9 @@ def _bad_chunk(workload: Workload, values: Mapping[str, int]) -> str | None:
     return None
 
 
-def _too_few_registers(workload: Workload, values: Mapping[str, int]) -> str | None:
-    needed, most = needed_registers(workload, values), thread_registers(values)
+def _too_few_registers(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+    shifted = shifted_registers(values) if device.compute_capability == SHIFTING_CAPABILITY else 0
+    needed, most = needed_registers(workload, values), shifted or thread_registers(values)
     return f"a thread needs {needed} registers, it has {most}" if needed > most else None
 
 
@@ -293,6 +301,15 @@ def thread_registers(values: Mapping[str, int]) -> int:
     """Registers that a thread may have: those of one scheduler, shared by the resident warps that are dealt to it."""
     warps = -(-values["blocks"] * (values["warps"] + values["copy_warps"]) // SCHEDULERS)
     return min(MOST_REGISTERS, SCHEDULER_REGISTERS // (WARP_SIZE * warps) // REGISTER_STEP * REGISTER_STEP)
+
+
+def shifted_registers(values: Mapping[str, int]) -> int:
+    """Of a thread that multiplies, with what those that copy give up; 0 where its even share is plenty, or none can."""
+    share = thread_registers(values)
+    if share >= PLENTY_REGISTERS or values["warps"] % WARPGROUP or values["copy_warps"] % WARPGROUP:
+        return 0
+    given = (share - COPY_REGISTERS) * values["copy_warps"]
+    return share + given // values["warps"] // REGISTER_STEP * REGISTER_STEP
 
 
 def needed_registers(workload: Workload, values: Mapping[str, int]) -> int:

@@ -284,7 +284,7 @@ struct WarpTile {
         if constexpr (Tile::kExact) {
             return {total[r] == 0.0f ? negative_infinity() : base[r], total[r]};
         } else {
-            return {total[r] == 0.0f ? negative_infinity() : base[r] + log2f(total[r])};
+            return {total[r] == 0.0f ? negative_infinity() : base[r] + __log2f(total[r])};
         }
     }
 
@@ -394,6 +394,7 @@ struct WarpTile {
     // rows of shared memory that held the warp's queries. A row that keeps nothing has a total of 0 and becomes zeros,
     // whatever its sum is.
     __device__ __forceinline__ void store(Element* result, int result_stride, const Element* value_bias, char* staging) {
+        if constexpr (Tile::kPasses > 1) __syncwarp();  // what the pass before has left there has been read
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             Format::stage(staging, r * 8 + lane / kQuad, r, lane, sum, total[r], value_bias);
@@ -402,10 +403,9 @@ struct WarpTile {
 #pragma unroll
         for (int first = 0; first < kFragmentRows * Tile::kRowVectors; first += kWarpSize) {
             const int at = first + lane, place = at / Tile::kRowVectors, vector = at % Tile::kRowVectors;
-            // Lane 4 r holds the number of row r, and of row r + 8.
-            const int low = __shfl_sync(kFullWarp, rows[0], place % 8 * kQuad);
-            const int high = __shfl_sync(kFullWarp, rows[1], place % 8 * kQuad);
-            const int row = place < 8 ? low : high;
+            // Lane 4 r holds the number of row r, and of row r + 8; the lanes' places are all below 8, or none is.
+            const int half = first / Tile::kRowVectors / 8;
+            const int row = __shfl_sync(kFullWarp, rows[half], place % 8 * kQuad);
             if (exists(row) && (Tile::kEven || vector * Tile::kVectorElements < Tile::kHeadDim)) {
                 *reinterpret_cast<uint4*>(result + row * result_stride + vector * Tile::kVectorElements) =
                     *reinterpret_cast<const uint4*>(staging + swizzled<Tile::kRowVectors>(place, vector));

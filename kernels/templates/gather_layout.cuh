@@ -2,6 +2,7 @@
 #pragma once
 
 #include "barriers.cuh"
+#include "registers.cuh"
 #include "common.cuh"
 
 namespace atoffer {
@@ -254,11 +255,15 @@ struct Shared {
         return address + Tile::kResultWeightsAt + row * Tile::kWeightBytes;
     }
 
-    __device__ __forceinline__ unsigned slot_full(int slot) const { return address + Tile::kBarriersAt + slot * kBarrierBytes; }
-    __device__ __forceinline__ unsigned slot_empty(int slot) const { return slot_full(Tile::kSlots + slot); }
-    __device__ __forceinline__ unsigned item_full(int item) const { return slot_full(2 * Tile::kSlots + item); }
+    // Those of items come first: racecheck does not see an arrival of copies at a barrier that lies below the one whose
+    // address the compiler holds, and a block meets an item's before its chunks'.
+    __device__ __forceinline__ unsigned item_full(int item) const {
+        return address + Tile::kBarriersAt + item * kBarrierBytes;
+    }
     __device__ __forceinline__ unsigned item_empty(int item) const { return item_full(Tile::kBuffers + item); }
-    __device__ __forceinline__ unsigned shelf_full() const { return item_empty(Tile::kBuffers); }
+    __device__ __forceinline__ unsigned slot_full(int slot) const { return item_full(2 * Tile::kBuffers + slot); }
+    __device__ __forceinline__ unsigned slot_empty(int slot) const { return slot_full(Tile::kSlots + slot); }
+    __device__ __forceinline__ unsigned shelf_full() const { return slot_empty(Tile::kSlots); }
     __device__ __forceinline__ unsigned shelf_empty() const { return shelf_full() + kBarrierBytes; }
     __device__ __forceinline__ int* drawn() const {  // the next ticket, on its way between copying warps
         return reinterpret_cast<int*>(base + Tile::kBarriersAt + Tile::kBarriers * kBarrierBytes);

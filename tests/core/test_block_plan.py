@@ -30,13 +30,13 @@ def check(mask, seq_len, tile_rows, columns):
     plan, keep = block_plan(mask, seq_len, tile_rows, columns), mask.keep(seq_len)
     tiles, blocks = -(-seq_len // tile_rows), -(-seq_len // columns)
     assert plan.lists.dtype == np.int32
-    assert plan.lists.shape == (len(keep), tiles, 3 + blocks, -(-(2 + columns // 32) // 4) * 4)
+    assert plan.lists.shape == (len(keep), tiles, 9 + blocks, -(-(2 + columns // 32) // 4) * 4)
     for square, lists in zip(keep, plan.lists, strict=True):
         assert sorted(lists[:, 0, 0]) == list(range(tiles))
         assert list(lists[:, 0, 1]) == sorted(lists[:, 0, 1], reverse=True)
         described = np.zeros((tiles * tile_rows, blocks * columns), bool)
         for (tile, count, *_), *entries in lists:
-            assert [tuple(entry[:2]) for entry in entries[count:]] == [(0, -1)] * (2 + blocks - count)
+            assert [tuple(entry[:2]) for entry in entries[count:]] == [(0, -1)] * (8 + blocks - count)
             numbers = [entry[0] for entry in entries[:count]]
             assert numbers == sorted(set(numbers))
             for number, bitmap, *words in entries[:count]:

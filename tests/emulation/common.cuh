@@ -120,6 +120,7 @@ void store_floats(T* to, const float (&source)[V]) {
 
 inline float exp2_fast(float x) { return exp2f(x); }
 inline void wait_for_inputs() {}  // launches follow one another
+inline float __log2f(float x) { return log2f(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 
 // ---- Warp reductions.

@@ -31,13 +31,15 @@ MASKS = [
     "longformer:window=8,global=3",
     "bigbird:window=8,global=2,random=1,block=8",
 ]
-NAMES = ("tile_rows", "columns", "stages", "loader", "shared_queries", "residents", "lazy")
-DEFAULT = dict(zip(NAMES, (128, 64, 4, 0, 1, 2, 0), strict=True))
-THREE_GROUPS = dict(zip(NAMES, (192, 128, 3, 1, 1, 1, 0), strict=True))
-LOADER = dict(zip(NAMES, (128, 128, 3, 1, 0, 1, 0), strict=True))
-SMALL_LOADER = dict(zip(NAMES, (64, 128, 3, 1, 0, 2, 0), strict=True))
-SHORT = dict(zip(NAMES, (64, 64, 3, 0, 0, 2, 0), strict=True))
-BLOCKINGS = (DEFAULT, THREE_GROUPS, LOADER, SMALL_LOADER, SHORT)
+NAMES = ("tile_rows", "columns", "stages", "loader", "shared_queries", "residents", "lazy", "splits")
+DEFAULT = dict(zip(NAMES, (128, 64, 4, 0, 1, 2, 0, 1), strict=True))
+THREE_GROUPS = dict(zip(NAMES, (192, 128, 3, 1, 1, 1, 0, 1), strict=True))
+LOADER = dict(zip(NAMES, (128, 128, 3, 1, 0, 1, 0, 1), strict=True))
+SMALL_LOADER = dict(zip(NAMES, (64, 128, 3, 1, 0, 2, 0, 1), strict=True))
+SHORT = dict(zip(NAMES, (64, 64, 3, 0, 0, 2, 0, 1), strict=True))
+TWO_SPLITS = dict(zip(NAMES, (64, 128, 3, 0, 0, 1, 1, 2), strict=True))
+FOUR_SPLITS = dict(zip(NAMES, (64, 64, 3, 0, 0, 1, 0, 4), strict=True))
+BLOCKINGS = (DEFAULT, THREE_GROUPS, LOADER, SMALL_LOADER, SHORT, TWO_SPLITS, FOUR_SPLITS)
 SMALL = Workload(batch=2, seq_len=77, heads=3, head_dim=64)
 VECTOR, PANEL_ROW, PERIOD = 8, 128, 1024  # elements, bytes, bytes
 
@@ -233,6 +235,12 @@ def test_shared_memory_holds_queries_and_stages():
     assert shared_bytes(Workload(), DEFAULT | {"shared_queries": 0}) == shared_bytes(Workload(), DEFAULT) - 128 * 128
 
 
+def test_each_split_has_a_ring_of_its_own():
+    ring = 3 * (2 * 64 * 128 + 24)
+    assert shared_bytes(Workload(), FOUR_SPLITS) == 1024 + 4 * (ring + -ring % 1024)
+    assert TEMPLATE.geometry(SMALL, choice_of(**FOUR_SPLITS)).threads == 512
+
+
 def test_a_loader_gives_its_registers_to_those_that_compute():
     assert registers(DEFAULT) == 128
     assert registers(LOADER) == 232
@@ -256,6 +264,9 @@ def test_pairs_at_once_share_the_cache():
         ({"stages": 2}, "need 3"),
         ({"stages": 16}, "shared memory"),
         ({"stages": 6}, "does not hold 2 blocks"),
+        ({"splits": 3}, "1, 2 or 4"),
+        ({"splits": 2}, "share 64 rows"),
+        (LOADER | {"splits": 2}, "share 64 rows"),
         (THREE_GROUPS | {"shared_queries": 0}, "registers"),
     ],
 )
@@ -283,7 +294,7 @@ def test_why_not(changes, arch, reason):
 def test_work_counts_whole_blocks_and_needed_columns():
     workload = Workload(batch=2, seq_len=256, heads=2, head_dim=64, mask="sliding:window=0")
     work, row_bytes = TEMPLATE.work(workload, choice_of()), 2 * 64 * 2
-    plan_bytes = 4 * (2 * (3 + 4) * 4 + 2 * 128 * 2)
+    plan_bytes = 4 * (2 * (9 + 4) * 4 + 2 * 128 * 2)
     assert work.bytes_read == 3 * 2 * 256 * row_bytes + plan_bytes
     assert work.bytes_written == 2 * 256 * row_bytes
     assert work.flops == 4 * 2 * 2 * 4 * 128 * 64 * 64
@@ -297,6 +308,8 @@ def test_work_counts_whole_blocks_and_needed_columns():
         (Run(1, 5), "float16", 128, LOADER),
         (Run(2, 6), "bfloat16", 64, THREE_GROUPS),
         (Run(2, 5), "bfloat16", 128, SHORT),
+        (Run(1, 6), "float16", 64, TWO_SPLITS),
+        (Run(2, 6), "bfloat16", 64, FOUR_SPLITS),
     ],
 )
 def test_compiles(run, dtype, head_dim, values):
