@@ -22,6 +22,9 @@
 // Copies are the job of all threads, or of a warpgroup of its own (kLoader), whose registers the others take over. With
 // a loader, warpgroups take turns in issuing products, so that one's softmax runs beside another's products.
 //
+// Where few thread blocks have long lists, several warpgroups share 64 rows (kSplits): each takes every so manieth block,
+// copied into a ring of its own, and the first merges what they found.
+//
 // The biases of queries and values are added; that of keys shifts all scores of a row alike, which softmax undoes.
 #pragma once
 
@@ -30,8 +33,8 @@
 
 namespace atoffer {
 
-// The first `count` blocks of a task, for one warpgroup; `first_bitmaps` are those of its first two entries. `feed(i)` is
-// called once for each block i, while products run.
+// `count` blocks of a task, for one warpgroup: every kSplits-th from `entries` on. `first_bitmaps` are those of the first
+// two. `feed(i)` is called once for each block i, while products run.
 template <class Shape, class Feed>
 __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<Shape>& ring,
                                        const Entry<Shape>* entries, int2 first_bitmaps, const unsigned* bitmaps,
@@ -60,7 +63,7 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
         Place<Block::kStages> next = here;
         next.advance();
         bitmap = next_bitmap;
-        next_bitmap = entries[i + 1].bitmap;
+        next_bitmap = entries[(i + 1) * Block::kSplits].bitmap;
         if (bitmap >= 0) warpgroup.fetch_bitmap(bitmaps, bitmap);
         wait_phase(ring.keys_here(next.stage), next.parity);
         wait_phase(ring.values_here(here.stage), here.parity);
@@ -93,7 +96,7 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
 
 // qkv: (batch, seq_len, 3, heads, head_dim). bias: (3, heads, head_dim), read if kAddBias.
 // lists: (mask_batches, tiles, kListEntries) entries: the row tile and the number of its blocks; the blocks; then
-// entries of no bitmap, twice or more. The longest lists come first.
+// kEndEntries or more of no bitmap. The longest lists come first.
 // bitmaps: (bitmaps, kRows, kColumns / 32).
 // result: (batch, seq_len, heads, head_dim) if kMerged, else (batch, heads, seq_len, head_dim).
 template <class Shape>
@@ -103,9 +106,11 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     using Block = Blocking<Shape>;
     constexpr int kResultStride = Shape::kMerged ? Block::kWidth : Block::kHeadDim;
     extern __shared__ char shared[];
-    const Ring<Shape> ring{(shared_address(shared) + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment};
     wait_for_inputs();
     const int role = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupSize, 0);
+    const int split = Block::kSplits > 1 ? role : 0;
+    const unsigned first_ring = (shared_address(shared) + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
+    const Ring<Shape> ring{first_ring + split * Block::kRingBytes};
     const bool copies = !Shape::kLoader || role == 0, computes = !Shape::kLoader || role > 0;
 
     Task<Shape> task;
@@ -113,6 +118,7 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     const typename Shape::Element* head_queries = qkv + task.queries_at();
     const typename Shape::Element* head_bias = bias + task.head * Block::kHeadDim;
     const int rows = Block::kSeqLen - task.first_row();
+    const int blocks = (task.count - split + Block::kSplits - 1) / Block::kSplits;  // of this ring
 
     // What comes first is on its way before the block's threads meet: keys, queries, numbers of bitmaps.
     Copier<Shape> copier;
@@ -120,22 +126,22 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     typename Warpgroup<Shape>::Fetched queries;
     int2 first_bitmaps;
     if (copies) {
-        copier.start(ring, threadIdx.x, head_queries, task);
-        if (task.count > 0) copier.copy_keys();
+        copier.start(ring, threadIdx.x % Block::kRingThreads, head_queries, task, split);
+        if (blocks > 0) copier.copy_keys();
     }
     if (computes) {
-        warpgroup.start(ring.base, role - Shape::kLoader);
-        first_bitmaps = make_int2(task.entries[0].bitmap, task.entries[1].bitmap);
+        warpgroup.start(ring.base, role - Shape::kLoader - split);
+        first_bitmaps = make_int2(task.entries[split].bitmap, task.entries[split + Block::kSplits].bitmap);
         warpgroup.fetch_queries(queries, head_queries + task.first_row() * Block::kTokenStride, head_bias, rows);
     }
-    if (threadIdx.x == 0) ring.initialise();
+    if (threadIdx.x % Block::kRingThreads == 0) ring.initialise();
     __syncthreads();
-    if (copies && task.count > 0) copier.finish_copy();
+    if (copies && blocks > 0) copier.finish_copy();
 
     if constexpr (Shape::kLoader) {
         if (!computes) {
             shrink_registers<Shape::kLoaderRegisters>();
-            for (int i = 1; i < task.count; ++i) copier.copy();
+            for (int i = 1; i < blocks; ++i) copier.copy();
             wait_copies<0>();
             return;
         }
@@ -143,16 +149,27 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     } else {
 #pragma unroll
         for (int i = 1; i < Block::kAhead; ++i) {
-            if (i < task.count) copier.copy();
+            if (i < blocks) copier.copy();
         }
     }
     warpgroup.place_queries(queries);
     const auto feed = [&](int i) {
-        if (!Shape::kLoader && i + Block::kAhead < task.count) copier.copy();
+        if (!Shape::kLoader && i + Block::kAhead < blocks) copier.copy();
     };
-    if (task.count > 0) {
-        const int count = task.count_of(warpgroup.group);
-        attend(warpgroup, ring, task.entries, first_bitmaps, bitmaps, count, feed);
+    if (blocks > 0) {
+        const int count = Block::kSplits > 1 ? blocks : task.count_of(warpgroup.group);
+        attend(warpgroup, ring, task.entries + split, first_bitmaps, bitmaps, count, feed);
+    }
+    if constexpr (!Shape::kLoader) wait_copies<0>();  // others may still wait for what an early one has copied
+    if constexpr (Block::kSplits > 1) {
+        char* first = shared + (first_ring - shared_address(shared));
+        const auto results = [&](int of) { return reinterpret_cast<float*>(first + of * Block::kRingBytes); };
+        const int thread = threadIdx.x % kWarpgroupSize;
+        if (split > 0) warpgroup.leave(results(split) + thread);
+        __syncthreads();
+        if (split > 0) return;
+#pragma unroll
+        for (int other = 1; other < Block::kSplits; ++other) warpgroup.take(results(other) + thread);
     }
     warpgroup.store(result + task.result_at(), kResultStride, head_bias + 2 * Block::kWidth, rows);
 }

@@ -11,7 +11,7 @@ struct Copier {
     using Block = Blocking<Shape>;
     using Element = typename Shape::Element;
     static constexpr int kStep = Block::kCopyThreads / Block::kRowVectors;
-    static constexpr int kCopies = (Block::kColumns + kStep - 1) / kStep;
+    static constexpr int kCopies = Block::kColumns / kStep;
     static_assert(kStep % 8 == 0, "a thread's columns have the same place in the swizzle's pattern");
     static_assert(kWordBits % kStep == 0, "a thread's columns have fixed bits");
 
@@ -28,7 +28,7 @@ struct Copier {
     const Entry<Shape>* list;
 
     __device__ __forceinline__ void start(Ring<Shape> buffers, int thread, const Element* head_queries,
-                                          const Task<Shape>& task) {
+                                          const Task<Shape>& task, int split) {
         ring = buffers;
         column = thread / Block::kRowVectors;
         const int vector = thread % Block::kRowVectors;
@@ -37,17 +37,14 @@ struct Copier {
         head = head_queries;
         keys = head + Block::kWidth + column * Block::kTokenStride + vector * kVectorElements;
         if constexpr (Block::kReach == kListed) {
-            entry = task.entries[0];
-            next_entry = task.entries[1];
-            list = task.entries + 2;
+            list = task.entries + split;
+            entry = list[0];
+            next_entry = list[Block::kSplits];
+            list += 2 * Block::kSplits;
         } else {
-            number = 0;
+            number = split;
             end = task.needed_before(Block::kRows);
         }
-    }
-
-    __device__ __forceinline__ bool covers(int i) const {
-        return Block::kColumns % kStep == 0 || column + i * kStep < Block::kColumns;
     }
 
     // Begins to copy the next block as soon as its buffer is free.
@@ -67,9 +64,10 @@ struct Copier {
         place.advance();
         if constexpr (Block::kReach == kListed) {
             entry = next_entry;
-            next_entry = *list++;
+            next_entry = *list;
+            list += Block::kSplits;
         } else {
-            ++number;
+            number += Block::kSplits;
         }
     }
 
@@ -88,7 +86,6 @@ struct Copier {
     __device__ __forceinline__ void copy_columns(unsigned stage, const Element* from) const {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-            if (!covers(i)) continue;
             copy_async<kVectorBytes>(stage + i * kStep * kPanelRowBytes, from + i * kStep * Block::kTokenStride);
         }
     }
@@ -97,7 +94,6 @@ struct Copier {
     __device__ __forceinline__ void copy_wanted(unsigned stage, const Element* from, int first) const {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-            if (!covers(i)) continue;
             const bool wants = Block::kReach == kListed
                                    ? entry.wanted[i * kStep / kWordBits] >> (i * kStep % kWordBits + column) & 1
                                    : first + column + i * kStep < end;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "barriers.cuh"
+#include "registers.cuh"
 #include "wgmma.cuh"
 
 namespace atoffer {
@@ -27,15 +28,18 @@ struct Blocking {
     static constexpr int kSeqLen = Shape::kSeqLen, kHeads = Shape::kHeads, kHeadDim = Shape::kHeadDim;
     static constexpr int kRows = Shape::kRows, kColumns = Shape::kColumns, kStages = Shape::kStages;
 
-    static constexpr int kGroups = kRows / kWarpgroupRows;  // warpgroups that compute
-    static constexpr int kThreads = (kGroups + Shape::kLoader) * kWarpgroupSize;
-    static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kThreads;
+    static constexpr int kGroups = kRows / kWarpgroupRows;
+    static constexpr int kSplits = Shape::kSplits;  // warpgroups that compute the same 64 rows, each with a ring of its own
+    static constexpr int kThreads = (kGroups * kSplits + Shape::kLoader) * kWarpgroupSize;
+    static constexpr int kRingThreads = kSplits > 1 ? kWarpgroupSize : kThreads;
+    static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kRingThreads;
     // Where all threads copy: blocks on their way beyond the one whose scores are computed. The buffer to be filled is
     // then that of the block before last, which no warpgroup needs for long any more.
     static constexpr int kAhead = kStages - 2;
 
     static constexpr int kTiles = (kSeqLen + kRows - 1) / kRows;
-    static constexpr int kListEntries = 3 + (kSeqLen + kColumns - 1) / kColumns;  // a head, blocks, two that end it
+    static constexpr int kEndEntries = 8;  // that end a list: each warpgroup looks two of its blocks ahead
+    static constexpr int kListEntries = 1 + (kSeqLen + kColumns - 1) / kColumns + kEndEntries;
     static constexpr int kReach = Shape::kReach;
     static constexpr int kWidth = kHeads * kHeadDim;
     static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
@@ -48,15 +52,25 @@ struct Blocking {
     static constexpr int kQueryPanelBytes = kWarpgroupRows * kPanelRowBytes;
     static constexpr int kQueryBytes = Shape::kSharedQueries ? kGroups * kPanels * kQueryPanelBytes : 0;
 
-    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, barriers.
+    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, barriers; again for each
+    // ring. A ring's stages hold its warpgroup's results in the end.
     static constexpr int kStagesAt = kQueryBytes;
     static constexpr int kBarriersAt = kStagesAt + kStages * 2 * kMatrixBytes;
+    static constexpr int kRingBytes =
+        (kBarriersAt + kStages * 3 * kBarrierBytes + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
+    static constexpr int kResultFloats = kHeadDim / 2 + 4;  // a thread's sums, maxima and totals
 
     static_assert(sizeof(Element) == 2, "tensor cores take 16-bit elements");
     static_assert(kHeadDim == 64 || kHeadDim == 128, "heads are one or two panels wide");
     static_assert(kRows % kWarpgroupRows == 0, "a warpgroup covers 64 rows");
     static_assert(kColumns % kWordBits == 0, "a row of a bitmap is whole words");
     static_assert(kStages >= (Shape::kLoader ? 2 : 3), "a block is copied while two others are in use");
+    static_assert(kSplits == 1 || (kGroups == 1 && !Shape::kLoader && !Shape::kSharedQueries),
+                  "warpgroups that share rows copy for themselves and have the queries in registers");
+    static_assert(2 * kSplits <= kEndEntries, "what is read ahead of a list's end is there");
+    static_assert(kResultFloats * kWarpgroupSize * 4 <= kBarriersAt - kStagesAt, "a ring has room for results");
+    static_assert(Shape::kLoader || (kRows - kWarpgroupRows + kColumns - 1) / kColumns <= kAhead,
+                  "a warpgroup that ends at its diagonal has begun all copies that the others wait for");
 };
 
 // Of a list: a column block, which bitmap says what is kept of it (-1: everything), and which columns any row of the

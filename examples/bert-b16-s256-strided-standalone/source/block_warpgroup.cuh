@@ -256,6 +256,35 @@ struct Warpgroup {
         for (int i = 0; i < Block::kHeadDim / 2; ++i) sum[i] *= factor[i / 2 % 2];
     }
 
+    // ---- Results of warpgroups that share rows: a thread's values lie kWarpgroupSize floats apart.
+
+    __device__ __forceinline__ void leave(float* to) const {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            to[r * kWarpgroupSize] = maximum[r];
+            to[(2 + r) * kWarpgroupSize] = total[r];
+        }
+#pragma unroll
+        for (int i = 0; i < Block::kHeadDim / 2; ++i) to[(4 + i) * kWarpgroupSize] = sum[i];
+    }
+
+    __device__ __forceinline__ void take(const float* from) {
+        float own[2], other[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float highest = fmaxf(maximum[r], from[r * kWarpgroupSize]);
+            const float base = highest == negative_infinity() ? 0.0f : highest * Shape::kScaleLog2;
+            own[r] = exp2_fast(fmaf(maximum[r], Shape::kScaleLog2, -base));
+            other[r] = exp2_fast(fmaf(from[r * kWarpgroupSize], Shape::kScaleLog2, -base));
+            total[r] = fmaf(total[r], own[r], from[(2 + r) * kWarpgroupSize] * other[r]);
+            maximum[r] = highest;
+        }
+#pragma unroll
+        for (int i = 0; i < Block::kHeadDim / 2; ++i) {
+            sum[i] = fmaf(sum[i], own[i / 2 % 2], from[(4 + i) * kWarpgroupSize] * other[i / 2 % 2]);
+        }
+    }
+
     // Divides by the totals, adds the bias of the values and writes whole vectors. A row that keeps nothing has a total
     // of 0 and becomes zeros. `bias` is that of this head's values; `rows` are left in the sequence.
     __device__ __forceinline__ void store(Element* result, int stride, const Element* bias, int rows) {

@@ -1,5 +1,4 @@
-// What Hopper (sm_90a) adds, as thin wrappers: warpgroup products, and registers that warps give to others.
-// Nothing here knows of shapes.
+// Hopper's (sm_90a) warpgroup products, as thin wrappers. Nothing here knows of shapes.
 #pragma once
 
 #include "common.cuh"
@@ -7,18 +6,6 @@
 namespace atoffer {
 
 constexpr int kWarpgroupSize = 128;  // threads of the four warps that issue a product together
-
-// ---- Registers: every warp of a warpgroup gives some back, or takes some that others gave back.
-
-template <int REGISTERS>
-__device__ __forceinline__ void shrink_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-template <int REGISTERS>
-__device__ __forceinline__ void grow_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
 
 // ---- Warpgroup products. They run beside the threads that issue them, and read shared memory through another path
 // (the async proxy) than loads, stores and cp.async write it.

@@ -5,7 +5,7 @@ struct Shape {
     static constexpr int kBatch = 16, kSeqLen = 256, kHeads = 12, kHeadDim = 64;
     static constexpr int kMaskBatches = 1;
     static constexpr int kRows = 64, kColumns = 64, kStages = 3;
-    static constexpr int kPairsAtOnce = 192, kReach = 1;
+    static constexpr int kPairsAtOnce = 192, kReach = 1, kSplits = 1;
     static constexpr int kRegisters = 240, kLoaderRegisters = 40;
     static constexpr bool kLoader = false, kSharedQueries = false, kLazy = false;
     static constexpr bool kAddBias = true, kMerged = true;
