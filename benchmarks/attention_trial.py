@@ -107,7 +107,7 @@ def timed(workload: Workload, ready: list[Compiled], replays: int) -> list[dict[
 
         merged.fill_(float("nan"))
         launch()
-        verdict = judge(workload, inputs, merged, [last])
+        (verdict,) = judge(workload, inputs, [merged], [last])
         row |= {"max_error": verdict.max_error, "reason": verdict.reason}
         contenders[row["choice"]] = choose_replay(capture(launch, LAUNCHES, None))
     for name, samples in time_in_turns(contenders, replays).items():

@@ -1,4 +1,4 @@
-"""What is benchmarked in a cell, how much memory that takes, and our choice for it."""
+"""What is benchmarked in a cell, how much memory that takes, and our choices for it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -31,27 +31,24 @@ EXACT_SCORE_BYTES, EXACT_SCORES_AT_ONCE = 48, 2**26
 """The float64 reference's: six tensors, of so many scores, or of one sequence's."""
 MOST_BYTES = 24 * 2**30
 """What no cell may exceed: peers that need more are the slowest there, and say that they ran out."""
+FINALISTS = 3
+"""Of our choices: those whose latencies lie within what one measurement tells apart are timed beside the peers."""
 IDENTITY = ("mask", "batch", "seq_len", "heads", "head_dim", "dtype")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A workload with our choice for operators 2 to 6.
+    """A workload with our choices for operators 2 to 6.
 
     Attributes:
         workload: Shapes, dtype and mask.
-        choice: The fastest of ours.
+        finalists: The fastest few of ours, the fastest first.
         source_hash: Of all that ours could have been, so that a row is known to be of today's kernels.
     """
 
     workload: Workload
-    choice: Choice
+    finalists: tuple[Choice, ...]
     source_hash: str
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The fields of a row that say what was timed."""
-        return identity_of(self.workload) | {"ours_choice": str(self.choice), "ours_source": self.source_hash}
 
     @property
     def allowed_bytes(self) -> int:
@@ -90,7 +87,7 @@ def source_hash(workload: Workload, device: DeviceSpec) -> str:
 
 
 def find_cells(workloads: Sequence[Workload], measurer: Measurer) -> tuple[list[Cell], dict[Workload, str]]:
-    """Our fastest choice for each workload, found by measuring all of them; and why there is none, where so.
+    """Our fastest choices for each workload, found by measuring all of them; and why there is none, where so.
 
     What the measurer's store holds is not measured again.
 
@@ -113,8 +110,8 @@ def find_cells(workloads: Sequence[Workload], measurer: Measurer) -> tuple[list[
         answers = {request.choice: next(trials) for request in group}
         latencies_us = latencies(answers)
         if latencies_us:
-            choice = min(latencies_us, key=lambda choice: latencies_us[choice])
-            cells.append(Cell(workload, choice, source_hash(workload, measurer.device)))
+            ranked = sorted(latencies_us, key=latencies_us.__getitem__)
+            cells.append(Cell(workload, tuple(ranked[:FINALISTS]), source_hash(workload, measurer.device)))
         else:
             reasons = dict.fromkeys(f"{trial.status.value}: {trial.reason}" for trial in answers.values())
             failures[workload] = f"no attention kernel is right here ({'; '.join(reasons)})"

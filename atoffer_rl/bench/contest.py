@@ -184,7 +184,7 @@ def row_of(standing: Standing, verdict: Verdict, floor_us: float) -> dict[str, A
         "ours_us": ours_us,
         "peers": latencies_us,
         "peer_errors": standing.errors,
-        "peer_options": standing.options,
+        "peer_options": {name: option for name, option in standing.options.items() if name != OURS},
         "speedup": round(min(latencies_us.values()) / ours_us, 3) if latencies_us else None,
         "max_error": verdict.max_error,
         "error_budget": verdict.error_budget,

@@ -4,13 +4,13 @@ Everyone is given the projection with its bias added, as a product's epilogue le
 as they like.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from atoffer_rl.bench.cells import ATTENTION, Cell
+from atoffer_rl.bench.cells import ATTENTION, Cell, identity_of
 from atoffer_rl.bench.contest import OURS, Contender, Contest, Launch, row_of
 from atoffer_rl.bench.graph_timing import GRAPH_LAUNCHES
 from atoffer_rl.bench.peers import Peer, attention_function, attention_peers, prepared
@@ -44,32 +44,36 @@ class CellBench:
         cell: Which.
 
     Raises:
-        CompileError: If our choice does not compile.
-        LaunchError: If our choice does not run, or gives a wrong result.
+        CompileError: If one of our choices does not compile.
+        LaunchError: If one of our choices does not run, or gives a wrong result.
     """
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
         workload, device = cell.workload, torch.device("cuda", torch.cuda.current_device())
         _limit_memory(cell.allowed_bytes)
-        self._segment = load_choice(workload, cell.choice)
-        self._verdict = self._verified(Inputs.RANDOM, batch_chunks(workload))
+        self._segments = {str(choice): load_choice(workload, choice) for choice in cell.finalists}
+        self._verdicts = self._verified(Inputs.RANDOM, batch_chunks(workload))
         self._peaked = self._verified(Inputs.PEAKED, _peaked_chunks(workload))
         torch.cuda.empty_cache()
         inputs = draw_inputs(workload, ATTENTION, Inputs.RANDOM, SEED, device)
         self._out = _result_tensor(workload, inputs)
-        contenders = [Contender(OURS, lambda: _ours(self._segment, inputs, self._out))]
+        contenders = [_ours(name, segment, inputs, self._out) for name, segment in self._segments.items()]
         contenders += [_peer(workload, peer, inputs["qkv"]) for peer in attention_peers(workload, device)]
         self._contest = Contest(contenders, GRAPH_LAUNCHES)
 
-    def _verified(self, kind: Inputs, chunks: Iterable[slice]) -> Verdict:
+    def _verified(self, kind: Inputs, chunks: Iterable[slice]) -> dict[str, Verdict]:
         workload = self._cell.workload
         inputs = draw_inputs(workload, ATTENTION, kind, SEED, torch.device("cuda", torch.cuda.current_device()))
-        out = _ours(self._segment, inputs, _result_tensor(workload, inputs).fill_(float("nan")))()
-        verdict = judge(workload, inputs, out, chunks, self._eager_error_elsewhere(kind))
-        if not verdict.passed:
-            raise LaunchError(f"ours, {self._cell.choice}, is wrong on {kind.value} inputs: {verdict.reason}")
-        return verdict
+        outs = []
+        for name, segment in self._segments.items():
+            out = _result_tensor(workload, inputs).fill_(float("nan"))
+            outs.append(_ours(name, segment, inputs, out).prepare()())
+        verdicts = judge(workload, inputs, outs, chunks, self._eager_error_elsewhere(kind))
+        for name, verdict in zip(self._segments, verdicts, strict=True):
+            if not verdict.passed:
+                raise LaunchError(f"ours, {name}, is wrong on {kind.value} inputs: {verdict.reason}")
+        return dict(zip(self._segments, verdicts, strict=True))
 
     def _eager_error_elsewhere(self, kind: Inputs) -> float:
         """Over few elements eager's largest error is a matter of luck: what it is on more draws."""
@@ -79,40 +83,48 @@ class CellBench:
         for draw in range(1, draws):
             inputs = draw_inputs(workload, ATTENTION, kind, SEED + draw * SEED_STRIDE, "cuda")
             eager = run_reference(workload, ATTENTION, inputs, Precision.EAGER)[RESULT]
-            verdict = judge(workload, inputs, eager, batch_chunks(workload))
+            (verdict,) = judge(workload, inputs, [eager], batch_chunks(workload))
             worst = max(worst, verdict.max_error)
         return worst
 
     def time(self, replays: int) -> dict[str, Any]:
         """The cell's row."""
         standing = self._contest.time(replays)
-        shared = row_of(standing, self._verdict, floor_us(self._cell.workload))
-        peaked = {"peaked_error": self._peaked.max_error, "peaked_budget": self._peaked.error_budget}
-        return self._cell.identity | shared | peaked | {"allowed_gb": round(self._cell.allowed_bytes / 1e9, 1)}
+        name = standing.options[OURS]
+        ours = {"ours_choice": name, "ours_source": self._cell.source_hash}
+        shared = row_of(standing, self._verdicts[name], floor_us(self._cell.workload))
+        peaked = {"peaked_error": self._peaked[name].max_error, "peaked_budget": self._peaked[name].error_budget}
+        memory = {"allowed_gb": round(self._cell.allowed_bytes / 1e9, 1)}
+        return identity_of(self._cell.workload) | ours | shared | peaked | memory
 
 
 def judge(
     workload: Workload,
     inputs: Mapping[str, torch.Tensor],
-    out: torch.Tensor,
+    outs: Sequence[torch.Tensor],
     chunks: Iterable[slice],
     eager_error: float = 0.0,
-) -> Verdict:
-    """Whether `out` is right, for so many sequences of the batch at a time as `chunks` says.
+) -> list[Verdict]:
+    """Whether each of `outs` is right, for so many sequences of the batch at a time as `chunks` says.
 
     Args:
         workload: Shapes, dtype and mask.
         inputs: Of the attention.
-        out: What was computed.
+        outs: What was computed, by one kernel or several.
         chunks: Which sequences to compare.
         eager_error: What eager low precision is known to be off by on other inputs of the kind.
     """
-    found = []
+    found: list[list[torch.Tensor]] = [[] for _ in outs]
     for entries in chunks:
         exact = run_reference(workload, ATTENTION, inputs, Precision.EXACT, entries)[RESULT]
         eager = run_reference(workload, ATTENTION, inputs, Precision.EAGER, entries)[RESULT]
-        found.append(differences(out[entries], exact, eager))
-    comparison = Comparison(*torch.stack(found).amax(dim=0).tolist())
+        for apart, out in zip(found, outs, strict=True):
+            apart.append(differences(out[entries], exact, eager))
+    return [_verdict(workload, torch.stack(apart).amax(dim=0), eager_error) for apart in found]
+
+
+def _verdict(workload: Workload, apart: torch.Tensor, eager_error: float) -> Verdict:
+    comparison = Comparison(*apart.tolist())
     comparison = replace(comparison, eager_error=max(comparison.eager_error, eager_error))
     epsilon = workload.element.epsilon
     fault = comparison.fault(epsilon)
@@ -143,14 +155,14 @@ def _result_tensor(workload: Workload, inputs: Mapping[str, torch.Tensor]) -> to
     return torch.empty(layer_tensors(workload)[RESULT].shape, dtype=qkv.dtype, device=qkv.device)
 
 
-def _ours(segment: Launchable, inputs: Mapping[str, torch.Tensor], out: torch.Tensor) -> Launch:
+def _ours(name: str, segment: Launchable, inputs: Mapping[str, torch.Tensor], out: torch.Tensor) -> Contender:
     pointers = addresses({**inputs, RESULT: out})
 
     def launch() -> torch.Tensor:
         segment.launch(pointers, torch.cuda.current_stream().cuda_stream)
         return out
 
-    return launch
+    return Contender(OURS, lambda: launch, name)
 
 
 def _peer(workload: Workload, peer: Peer, qkv: torch.Tensor) -> Contender:

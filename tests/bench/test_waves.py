@@ -18,7 +18,7 @@ GIB = 2**30
 
 def cell(batch=1, seq_len=64):
     workload = Workload(batch=batch, seq_len=seq_len)
-    return Cell(workload, Choice(Run(1, 6), "rowwise"), "hash")
+    return Cell(workload, (Choice(Run(1, 6), "rowwise"),), "hash")
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 40), st.integers(1, 8))
