@@ -11,7 +11,7 @@ train: $(VENV)/.installed
 	$(BIN)/python train_agent.py $(ARGS)
 
 test: $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
