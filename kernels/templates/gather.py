@@ -73,13 +73,15 @@ BLOCK_SHARED_BYTES = 1024
 """What the driver takes of shared memory for each block."""
 MOST_REGISTERS = 255
 OTHER_REGISTERS = 38
-SHIFTING_CAPABILITY = 90
-COPY_REGISTERS, PLENTY_REGISTERS = 64, 128
-WARPGROUP = 4
-"""Warps that give registers back, or take them, together."""
 """What addresses, conversions and the loop take of a multiplying thread's registers."""
 SPLIT_REGISTERS = 12
 """What float32's split operands take besides."""
+SHIFTING_CAPABILITY = 90
+"""Of chips whose warps can give registers to others of their block."""
+COPY_REGISTERS, PLENTY_REGISTERS = 64, 128
+"""What a copying thread keeps, and a share with which a multiplying one needs no more."""
+WARPGROUP = 4
+"""Warps that give registers back, or take them, together."""
 
 
 class GatherTemplate:
