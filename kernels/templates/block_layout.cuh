@@ -8,6 +8,7 @@
 namespace atoffer {
 
 constexpr int kWarpgroupRows = 64;
+constexpr int kWarpRows = 16;
 constexpr int kDepth = 16;         // what a product sums over
 constexpr int kWordBits = 32;      // mask bits in a word
 constexpr int kVectorBytes = 16;
@@ -33,14 +34,18 @@ struct Blocking {
     static constexpr int kThreads = (kGroups * kSplits + Shape::kLoader) * kWarpgroupSize;
     static constexpr int kRingThreads = kSplits > 1 ? kWarpgroupSize : kThreads;
     static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kRingThreads;
-    // Where all threads copy: blocks on their way beyond the one whose scores are computed. The buffer to be filled is
-    // then that of the block before last, which no warpgroup needs for long any more.
+    static constexpr int kScores = Shape::kScores;  // blocks whose scores a thread holds
+    // Where all threads copy: blocks on their way beyond the one whose scores become probabilities. The buffer to be
+    // filled is then that of the block before last, which no warpgroup needs for long any more. Those before the first
+    // are empty: two blocks of scores begin with all buffers.
     static constexpr int kAhead = kStages - 2;
+    static constexpr int kBegun = kScores > 1 ? kStages : kAhead;
 
     static constexpr int kTiles = (kSeqLen + kRows - 1) / kRows;
     static constexpr int kEndEntries = 8;  // that end a list: each warpgroup looks two of its blocks ahead
     static constexpr int kListEntries = 1 + (kSeqLen + kColumns - 1) / kColumns + kEndEntries;
     static constexpr int kReach = Shape::kReach;
+    static constexpr int kStoreBarrier = 15;  // beyond those of queries and turns
     static constexpr int kWidth = kHeads * kHeadDim;
     static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
 
@@ -65,9 +70,12 @@ struct Blocking {
     static_assert(kRows % kWarpgroupRows == 0, "a warpgroup covers 64 rows");
     static_assert(kColumns % kWordBits == 0, "a row of a bitmap is whole words");
     static_assert(kStages >= (Shape::kLoader ? 2 : 3), "a block is copied while two others are in use");
+    static_assert(kScores == 1 || (kScores == 2 && kStages >= 4 && kGroups == 1 && !Shape::kLoader),
+                  "the next block's scores take one stage more, of a warpgroup that copies for itself");
     static_assert(kSplits == 1 || (kGroups == 1 && !Shape::kLoader && !Shape::kSharedQueries),
                   "warpgroups that share rows copy for themselves and have the queries in registers");
     static_assert(2 * kSplits <= kEndEntries, "what is read ahead of a list's end is there");
+    static_assert(kRows * kRowVectors * kVectorBytes <= kBarriersAt, "a ring has room for the tile's results");
     static_assert(kResultFloats * kWarpgroupSize * 4 <= kBarriersAt - kStagesAt, "a ring has room for results");
     static_assert(Shape::kLoader || (kRows - kWarpgroupRows + kColumns - 1) / kColumns <= kAhead,
                   "a warpgroup that ends at its diagonal has begun all copies that the others wait for");

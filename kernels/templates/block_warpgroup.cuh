@@ -7,8 +7,7 @@
 namespace atoffer {
 
 // Transposes 4 x 4 registers over the four lanes of a quad: afterwards lane c holds in x[i] what lane i held in x[c].
-// A vector of 8 elements is 4 pairs: this turns whole vectors, one a lane, into the pairs that products deal in, and
-// back.
+// A vector of 8 elements is 4 pairs: this turns whole vectors, one a lane, into the pairs that products take.
 __device__ __forceinline__ void transpose_quad(unsigned (&x)[kQuad]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
 #pragma unroll
@@ -35,16 +34,18 @@ struct Warpgroup {
     static constexpr int kStepBytes = kDepth * 2;                      // of channels, within a panel's row
     static constexpr int kColumnStepBytes = kDepth * kPanelRowBytes;   // of columns, down a panel
     static constexpr int kVectorGroups = Block::kRowVectors / kQuad;   // vectors a quad moves at a time
+    static constexpr int kPanelVectors = kPanelElements / kVectorElements;
+    static constexpr int kStagedPanelBytes = kWarpRows * kPanelRowBytes;
 
     int lane, group, tile_row;  // tile_row: of this lane's first row; its second is 8 further
     unsigned query[kDepthSteps][4];
     unsigned shared_queries;  // address
-    float scores[Block::kColumns / 2];
+    float scores[Block::kScores][Block::kColumns / 2];  // of one block, or of two that follow each other
     unsigned probabilities[kColumnSteps][4];
     float sum[Block::kHeadDim / 2];
     float maximum[2];  // of the rows' scores, unscaled; where sums are rescaled lazily, or a little less
     float total[2];    // of their exponentials, this lane's columns only
-    unsigned kept[2][Block::kRowWords];  // of the block, where it has a bitmap: which columns each row keeps
+    unsigned kept[Block::kScores][2][Block::kRowWords];  // of these, where they have a bitmap: what each row keeps
 
     // Queries on their way from device memory, whole vectors.
     struct Fetched {
@@ -107,7 +108,6 @@ struct Warpgroup {
 
     __device__ __forceinline__ void place_vector(uint4 loaded, int g, int r) {
         if constexpr (Shape::kSharedQueries) {
-            constexpr int kPanelVectors = kPanelElements / kVectorElements;
             const int row = tile_row % kWarpgroupRows + r * 8, vector = g * kQuad + lane % kQuad;
             const unsigned to = shared_queries + vector / kPanelVectors * Block::kQueryPanelBytes +
                                 panel_offset(row, vector % kPanelVectors);
@@ -122,10 +122,11 @@ struct Warpgroup {
         }
     }
 
-    // Issues scores = queries * keys^T for the block at `keys`.
+    // Issues scores = queries * keys^T for the block at `keys`. `I` here and below: which of the scores.
+    template <int I = 0>
     __device__ __forceinline__ void issue_scores(unsigned keys) {
         if constexpr (!Shape::kSharedQueries) pin(query);
-        pin(scores);
+        pin(scores[I]);
         fence_products();
         const PanelDescriptor key_rows(keys, 16), query_rows(shared_queries, 16);
 #pragma unroll
@@ -134,9 +135,9 @@ struct Warpgroup {
             const auto b = key_rows.at(panel * Block::kPanelBytes + within);
             if constexpr (Shape::kSharedQueries) {
                 const auto a = query_rows.at(panel * Block::kQueryPanelBytes + within);
-                issue_product<Element, Block::kColumns, false>(scores, a, b, k > 0);
+                issue_product<Element, Block::kColumns, false>(scores[I], a, b, k > 0);
             } else {
-                issue_product<Element, Block::kColumns, false>(scores, query[k], b, k > 0);
+                issue_product<Element, Block::kColumns, false>(scores[I], query[k], b, k > 0);
             }
         }
         commit_products();
@@ -157,6 +158,7 @@ struct Warpgroup {
     }
 
     // Reads the words of this thread's rows of bitmap `number`; they come while products run.
+    template <int I = 0>
     __device__ __forceinline__ void fetch_bitmap(const unsigned* bitmaps, int number) {
         using Words = Vector<unsigned, Block::kRowWords>;
 #pragma unroll
@@ -164,20 +166,21 @@ struct Warpgroup {
             const int row = number * Block::kRows + tile_row + r * 8;
             const Words words = *reinterpret_cast<const Words*>(bitmaps + row * Block::kRowWords);
 #pragma unroll
-            for (int w = 0; w < Block::kRowWords; ++w) kept[r][w] = words.values[w];
+            for (int w = 0; w < Block::kRowWords; ++w) kept[I][r][w] = words.values[w];
         }
     }
 
     // Scores that the bitmap does not keep become -inf.
+    template <int I = 0>
     __device__ __forceinline__ void mask_scores() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
             for (int w = 0; w < Block::kRowWords; ++w) {
-                const unsigned word = kept[r][w] >> lane % kQuad * 2;
+                const unsigned word = kept[I][r][w] >> lane % kQuad * 2;
 #pragma unroll
                 for (int bit = 0; bit < kWordBits; bit += 8) {
-                    float* pair = scores + (w * kWordBits + bit) / 2 + 2 * r;
+                    float* pair = scores[I] + (w * kWordBits + bit) / 2 + 2 * r;
                     pair[0] = word >> bit & 1 ? pair[0] : negative_infinity();
                     pair[1] = word >> (bit + 1) & 1 ? pair[1] : negative_infinity();
                 }
@@ -187,15 +190,16 @@ struct Warpgroup {
 
     // Scores become unnormalised probabilities in float32, and total is brought to the maximum that they are relative
     // to. `factor` receives what brings sum to it; returns whether it is anything but 1.
+    template <int I = 0>
     __device__ __forceinline__ bool soften(float (&factor)[2]) {
         float top[2], base[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float highest[2] = {scores[2 * r], scores[2 * r + 1]};  // two chains of comparisons
+            float highest[2] = {scores[I][2 * r], scores[I][2 * r + 1]};  // two chains of comparisons
 #pragma unroll
             for (int i = 2 * r + 4; i < Block::kColumns / 2; i += 4) {
-                highest[0] = fmaxf(highest[0], scores[i]);
-                highest[1] = fmaxf(highest[1], scores[i + 1]);
+                highest[0] = fmaxf(highest[0], scores[I][i]);
+                highest[1] = fmaxf(highest[1], scores[I][i + 1]);
             }
             top[r] = fmaxf(highest[0], highest[1]);
             factor[r] = 1.0f;
@@ -207,8 +211,8 @@ struct Warpgroup {
         for (int r = 0; r < 2; ++r) base[r] = maximum[r] == negative_infinity() ? 0.0f : maximum[r] * Shape::kScaleLog2;
 #pragma unroll
         for (int i = 0; i < Block::kColumns / 2; ++i) {
-            scores[i] = exp2_fast(fmaf(scores[i], Shape::kScaleLog2, -base[i / 2 % 2]));
-            added[i / 2 % 2][i % 2] += scores[i];
+            scores[I][i] = exp2_fast(fmaf(scores[I][i], Shape::kScaleLog2, -base[i / 2 % 2]));
+            added[i / 2 % 2][i % 2] += scores[I][i];
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) total[r] = fmaf(total[r], factor[r], added[r][0] + added[r][1]);
@@ -244,10 +248,11 @@ struct Warpgroup {
             : "memory");
     }
 
+    template <int I = 0>
     __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
         for (int i = 0; i < Block::kColumns / 4; ++i) {
-            probabilities[i / 4][i % 4] = pack_pair<Element>(scores[2 * i], scores[2 * i + 1]);
+            probabilities[i / 4][i % 4] = pack_pair<Element>(scores[I][2 * i], scores[I][2 * i + 1]);
         }
     }
 
@@ -285,37 +290,60 @@ struct Warpgroup {
         }
     }
 
-    // Divides by the totals, adds the bias of the values and writes whole vectors. A row that keeps nothing has a total
-    // of 0 and becomes zeros. `bias` is that of this head's values; `rows` are left in the sequence.
-    __device__ __forceinline__ void store(Element* result, int stride, const Element* bias, int rows) {
+    // Divides by the totals, adds the bias of the values and writes whole vectors, by way of the 16 rows of a panel, or
+    // of two, at the shared address `staging`. A row that keeps nothing has a total of 0 and becomes zeros, whatever its
+    // sums are. `bias` is that of this head's values; `rows` are left in the sequence.
+    __device__ __forceinline__ void store(Element* result, int stride, const Element* bias, int rows, unsigned staging) {
+        float factor[2];
+        unsigned keeps[2];  // all bits, or none
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             total[r] += __shfl_xor_sync(kFullWarp, total[r], 1);
             total[r] += __shfl_xor_sync(kFullWarp, total[r], 2);
-            const bool empty = total[r] == 0.0f;
-            const float factor = empty ? 0.0f : __fdividef(1.0f, total[r]);
-            const int row = tile_row + r * 8;
-#pragma unroll
-            for (int g = 0; g < kVectorGroups; ++g) {
-                unsigned pairs[kQuad];
-#pragma unroll
-                for (int i = 0; i < kQuad; ++i) {
-                    const int vector = g * kQuad + i;
-                    float offset[2] = {0.0f, 0.0f};
-                    if constexpr (Shape::kAddBias) {
-                        load_floats<Element, 2>(offset, bias + vector * kVectorElements + lane % kQuad * 2);
-                    }
-                    const float low = fmaf(sum[4 * vector + 2 * r], factor, offset[0]);
-                    const float high = fmaf(sum[4 * vector + 2 * r + 1], factor, offset[1]);
-                    pairs[i] = pack_pair<Element>(empty ? 0.0f : low, empty ? 0.0f : high);
-                }
-                transpose_quad(pairs);  // now vector 4g + lane % 4
-                if (row < rows) {
-                    Element* to = result + row * stride + (g * kQuad + lane % kQuad) * kVectorElements;
-                    *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-                }
-            }
+            factor[r] = __fdividef(1.0f, total[r]);
+            keeps[r] = total[r] == 0.0f ? 0 : ~0u;
         }
+        const unsigned to = staging + panel_offset(lane % kWarpRows, lane / kWarpRows);
+#pragma unroll
+        for (int n = 0; n < Block::kRowVectors; n += 2) {
+            unsigned pairs[4];  // of vector n: rows 0 to 7, 8 to 15; of the next the same
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int vector = n + i / 2, r = i % 2;
+                float offset[2] = {0.0f, 0.0f};
+                if constexpr (Shape::kAddBias) {
+                    load_floats<Element, 2>(offset, bias + vector * kVectorElements + lane % kQuad * 2);
+                }
+                const float low = fmaf(sum[4 * vector + 2 * r], factor[r], offset[0]);
+                const float high = fmaf(sum[4 * vector + 2 * r + 1], factor[r], offset[1]);
+                pairs[i] = pack_pair<Element>(low, high) & keeps[r];
+            }
+            store_matrices((to ^ n % kPanelVectors * kVectorBytes) + n / kPanelVectors * kStagedPanelBytes, pairs);
+        }
+        __syncwarp();
+        constexpr int kReads = kWarpRows * Block::kRowVectors / kWarpSize, kReadRows = kWarpSize / Block::kRowVectors;
+        const int row = lane / Block::kRowVectors, vector = lane % Block::kRowVectors;
+        uint4 whole[kReads];
+#pragma unroll
+        for (int i = 0; i < kReads; ++i) {
+            const int panel = vector / kPanelVectors * kStagedPanelBytes;
+            whole[i] = load_vector(staging + panel + panel_offset(row + i * kReadRows, vector % kPanelVectors));
+        }
+        const int first = tile_row - lane / kQuad + row;
+        Element* to_result = result + first * stride + vector * kVectorElements;
+#pragma unroll
+        for (int i = 0; i < kReads; ++i) {
+            if (first + i * kReadRows < rows) *reinterpret_cast<uint4*>(to_result + i * kReadRows * stride) = whole[i];
+        }
+    }
+
+    static __device__ __forceinline__ uint4 load_vector(unsigned from) {
+        uint4 vector;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
+                     : "r"(from)
+                     : "memory");
+        return vector;
     }
 };
 

@@ -131,10 +131,10 @@ struct Copier {
 
     // Copies every item of the block, then a ticket that stands for none.
     __device__ __forceinline__ void run() {
+        if constexpr (kWaits || Tile::kPadded) wait_for_inputs();
         int ticket = kWaits && kDraws ? share(draw()) : static_cast<int>(blockIdx.x);
         while (ticket < Tile::kTickets) {
-            const int drawn = kDraws ? draw() : Tile::kTickets;  // on its way while this item is copied
-            copy_item(ticket);
+            const int drawn = copy_item(ticket);
             ticket = kDraws ? share(drawn) : drawn;
         }
         wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
@@ -190,7 +190,9 @@ struct Copier {
         buffer.advance();
     }
 
-    __device__ __forceinline__ void copy_item(int ticket) {
+    // Returns the next ticket, to the first thread alone where they are drawn. What the plan says of the first item is
+    // read while the kernel before this one ends.
+    __device__ __forceinline__ int copy_item(int ticket) {
         const HeadItem taken = head_item_of<Shape>(ticket);
         const int batch = taken.head / Tile::kHeads, channels = taken.head % Tile::kHeads * Tile::kHeadDim;
         const int item = (Shape::kMaskBatches == 1 ? 0 : batch) * Tile::kItems + taken.item;
@@ -202,6 +204,8 @@ struct Copier {
         rows.fetch(thread, [&](int row) { return source.row(row); });
         Columns next;
         next.fetch(thread, [&](int row) { return source.column(row); });
+        wait_for_inputs();
+        const int drawn = kDraws ? draw() : Tile::kTickets;  // on its way while this item is copied
         wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
         copy_queries(queries, rows, length);
         copy_small(item, bias + channels);
@@ -219,6 +223,7 @@ struct Copier {
             slot.advance();
         }
         if constexpr (kWaits) copy_shelves(taken.head, source.merges(), rows);
+        return drawn;
     }
 
     // Brings the shelves that the item merges. All that its multiplying warps wait for until then has been issued, and

@@ -394,21 +394,25 @@ struct WarpTile {
     // rows of shared memory that held the warp's queries. A row that keeps nothing has a total of 0 and becomes zeros,
     // whatever its sum is.
     __device__ __forceinline__ void store(Element* result, int result_stride, const Element* value_bias, char* staging) {
-        if constexpr (Tile::kPasses > 1) __syncwarp();  // what the pass before has left there has been read
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            Format::stage(staging, r * 8 + lane / kQuad, r, lane, sum, total[r], value_bias);
-        }
+        __syncwarp();  // the queries have been read, or what the pass before has left there: no chunk need lie between
+        Format::stage(staging, lane, sum, total, value_bias);
         __syncwarp();
+        constexpr int kReads = kFragmentRows * Tile::kRowVectors / kWarpSize;
+        const int place = lane / Tile::kRowVectors, vector = lane % Tile::kRowVectors;
+        uint4 whole[kReads];
 #pragma unroll
-        for (int first = 0; first < kFragmentRows * Tile::kRowVectors; first += kWarpSize) {
-            const int at = first + lane, place = at / Tile::kRowVectors, vector = at % Tile::kRowVectors;
+        for (int i = 0; i < kReads; ++i) {
+            const int at = swizzled<Tile::kRowVectors>(place + i * Tile::kWarpRows, vector);
+            whole[i] = *reinterpret_cast<const uint4*>(staging + at);
+        }
+        result += vector * Tile::kVectorElements;
+#pragma unroll
+        for (int i = 0; i < kReads; ++i) {
             // Lane 4 r holds the number of row r, and of row r + 8; the lanes' places are all below 8, or none is.
-            const int half = first / Tile::kRowVectors / 8;
-            const int row = __shfl_sync(kFullWarp, rows[half], place % 8 * kQuad);
+            const int from = (place + i * Tile::kWarpRows) % 8 * kQuad;
+            const int row = __shfl_sync(kFullWarp, rows[i * Tile::kWarpRows / 8], from);
             if (exists(row) && (Tile::kEven || vector * Tile::kVectorElements < Tile::kHeadDim)) {
-                *reinterpret_cast<uint4*>(result + row * result_stride + vector * Tile::kVectorElements) =
-                    *reinterpret_cast<const uint4*>(staging + swizzled<Tile::kRowVectors>(place, vector));
+                *reinterpret_cast<uint4*>(result + row * result_stride) = whole[i];
             }
         }
     }

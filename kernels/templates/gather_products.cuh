@@ -111,20 +111,33 @@ struct Products {
         }
     }
 
-    // Writes the lane's channels of its row r, which is row `row` of `staging`: sums divided by `total`, or zeros.
-    static __device__ __forceinline__ void stage(char* staging, int row, int r, int lane, const Sums& sum, float total,
+    // Writes the fragment's results to the 16 rows at `staging`: sums divided by the rows' totals, or zeros.
+    static __device__ __forceinline__ void stage(const char* staging, int lane, const Sums& sum, const float (&total)[2],
                                                  const Element* bias) {
-        const float factor = __fdividef(1.0f, total);
+        const unsigned to = shared_address(staging) +
+                            swizzled<Tile::kRowVectors>(lane % kFragmentRows, lane / kFragmentRows);
+        float factor[2];
+        unsigned kept[2];  // all bits, or none of a row that keeps nothing, whatever its sums are
 #pragma unroll
-        for (int n = 0; n < Tile::kSumTiles; ++n) {
-            float low = sum[n][2 * r] * factor, high = sum[n][2 * r + 1] * factor;
-            if constexpr (Shape::kAddBias) {
-                const Element* two = bias + n * kFragmentColumns + lane % kQuad * 2;
-                low += to_float(two[0]);
-                high += to_float(two[1]);
+        for (int r = 0; r < 2; ++r) {
+            factor[r] = __fdividef(1.0f, total[r]);
+            kept[r] = total[r] == 0.0f ? 0 : ~0u;
+        }
+#pragma unroll
+        for (int n = 0; n < Tile::kSumTiles; n += 2) {
+            unsigned pairs[4];  // of tile n: rows 0 to 7, 8 to 15; of tile n + 1 the same
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int tile = n + i / 2, r = i % 2;
+                float low = sum[tile][2 * r] * factor[r], high = sum[tile][2 * r + 1] * factor[r];
+                if constexpr (Shape::kAddBias) {
+                    const Element* two = bias + tile * kFragmentColumns + lane % kQuad * 2;
+                    low += to_float(two[0]);
+                    high += to_float(two[1]);
+                }
+                pairs[i] = pack_pair<Element>(low, high) & kept[r];
             }
-            const int at = swizzled<Tile::kRowVectors>(row, n) + lane % kQuad * 4;
-            *reinterpret_cast<unsigned*>(staging + at) = total == 0.0f ? 0 : pack_pair<Element>(low, high);
+            store_matrices(at_depth(to, n / 2), pairs);
         }
     }
 };
@@ -245,21 +258,25 @@ struct Products<Shape, float> {
     }
 
     // The lane has 8 neighbouring channels of each block.
-    static __device__ __forceinline__ void stage(char* staging, int row, int r, int lane, const Sums& sum, float total,
+    static __device__ __forceinline__ void stage(char* staging, int lane, const Sums& sum, const float (&total)[2],
                                                  const float* bias) {
-        const float factor = 1.0f / total;
 #pragma unroll
-        for (int n = 0; n < Tile::kSumTiles / 2; ++n) {
-            const int vector = n / 2 * 2 * kQuad + lane % kQuad * 2 + n % 2;
-            float values[4], biases[4] = {};
-            if constexpr (Shape::kAddBias) unpack(biases, reinterpret_cast<const uint4*>(bias)[vector]);
+        for (int r = 0; r < 2; ++r) {
+            const int row = r * 8 + lane / kQuad;
+            const float factor = 1.0f / total[r];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float one = sum[n / 2 * kBlockTiles + j][2 * r + n % 2], nearly = one * factor;
-                const float quotient = fmaf(fmaf(-nearly, total, one), factor, nearly);  // rounded once
-                values[j] = total == 0.0f ? 0.0f : quotient + biases[j];
+            for (int n = 0; n < Tile::kSumTiles / 2; ++n) {
+                const int vector = n / 2 * 2 * kQuad + lane % kQuad * 2 + n % 2;
+                float values[4], biases[4] = {};
+                if constexpr (Shape::kAddBias) unpack(biases, reinterpret_cast<const uint4*>(bias)[vector]);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const float one = sum[n / 2 * kBlockTiles + j][2 * r + n % 2], nearly = one * factor;
+                    const float quotient = fmaf(fmaf(-nearly, total[r], one), factor, nearly);  // rounded once
+                    values[j] = total[r] == 0.0f ? 0.0f : quotient + biases[j];
+                }
+                *reinterpret_cast<uint4*>(staging + swizzled<Tile::kRowVectors>(row, vector)) = pack(values);
             }
-            *reinterpret_cast<uint4*>(staging + swizzled<Tile::kRowVectors>(row, vector)) = pack(values);
         }
     }
 };

@@ -120,6 +120,7 @@ void store_floats(T* to, const float (&source)[V]) {
 
 inline float exp2_fast(float x) { return exp2f(x); }
 inline void wait_for_inputs() {}  // launches follow one another
+inline void let_next_begin() {}
 inline float __log2f(float x) { return log2f(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 
@@ -148,14 +149,22 @@ void copy_async(unsigned to, const void* from, bool valid = true) {
 // ---- Tensor cores.
 
 // The byte in row `row` of the matrix that lanes 8 m to 8 m + 7 name.
-inline const char* matrix_byte(const emulation::Lanes<unsigned>& addresses, int matrix, int row, int byte) {
-    return emulation::shared_bytes("ldmatrix", addresses[matrix * 8 + row], 16) + byte;
+inline char* matrix_byte(const char* what, const emulation::Lanes<unsigned>& addresses, int matrix, int row, int byte) {
+    return emulation::shared_bytes(what, addresses[matrix * 8 + row], 16) + byte;
 }
 
 inline void load_matrices(unsigned (&result)[4], unsigned address) {
     const auto addresses = emulation::exchange("ldmatrix", address);
     const int row = emulation::lane() / 4, column = emulation::lane() % 4 * 2;
-    for (int m = 0; m < 4; ++m) std::memcpy(&result[m], matrix_byte(addresses, m, row, column * 2), 4);
+    for (int m = 0; m < 4; ++m) std::memcpy(&result[m], matrix_byte("ldmatrix", addresses, m, row, column * 2), 4);
+}
+
+inline void store_matrices(unsigned address, const unsigned (&source)[4]) {
+    const auto addresses = emulation::exchange("stmatrix", address);
+    const int row = emulation::lane() / 4, column = emulation::lane() % 4 * 2;
+    for (int m = 0; m < 4; ++m) {
+        std::memcpy(matrix_byte("stmatrix", addresses, m, row, column * 2), &source[m], 4);
+    }
 }
 
 inline void load_matrices_transposed(unsigned (&result)[4], unsigned address) {
@@ -163,7 +172,7 @@ inline void load_matrices_transposed(unsigned (&result)[4], unsigned address) {
     const int row = emulation::lane() / 4, column = emulation::lane() % 4 * 2;
     for (int m = 0; m < 4; ++m) {
         uint16_t pair[2];
-        for (int i = 0; i < 2; ++i) std::memcpy(&pair[i], matrix_byte(addresses, m, column + i, row * 2), 2);
+        for (int i = 0; i < 2; ++i) std::memcpy(&pair[i], matrix_byte("ldmatrix", addresses, m, column + i, row * 2), 2);
         std::memcpy(&result[m], pair, 4);
     }
 }
