@@ -11,7 +11,8 @@ from atoffer_rl.scheme import EXECUTION_OPTIONS, PLAIN, Choice, Scheme
 from atoffer_rl.signature import signature
 from atoffer_rl.workload import Workload
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""2: a segment is timed after a neighbour (kernels/neighbour.py); it was timed after itself."""
 Answers: TypeAlias = tuple[str, Choice | None, Scheme | None, str]
 """What a request asks and a trial answers: subject, choice, scheme, execution option."""
 LONGEST_US, LONGEST_SECONDS = 1e10, 1e7

@@ -1,7 +1,8 @@
 """Latency in context: launches in CUDA graphs, activations warm, weights cold, medians of many replays.
 
 A segment is launched with weight sets in rotation, so many that a set has left the L2 cache when its turn comes
-again; activations are the same every time, as they are when the segment before has just written them.
+again; activations are the same every time, as they are when the segment before has just written them. Each launch
+follows one of a small kernel, whose own latency is subtracted: see neighbour.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,19 @@ class Timing:
     def latency_us(self) -> float:
         """Their median."""
         return median(self.samples_us)
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The kernel before every timed launch of a segment, loaded on a stream.
+
+    Attributes:
+        launch: Enqueues it.
+        latency_us: Of one launch that follows another of its own.
+    """
+
+    launch: Launch
+    latency_us: float
 
 
 class CapturedGraph:
@@ -103,19 +117,21 @@ def _checked(answer: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def time_launches(stream: Any, launches: Sequence[Launch], replays: int = MIN_REPLAYS) -> Timing:
+def time_launches(stream: Any, launches: Sequence[Launch], replays: int = MIN_REPLAYS, kernels: int = 1) -> Timing:
     """Time launches that differ only in what should be cold, in rotation.
 
     Args:
         stream: The CuPy stream that they enqueue on.
         launches: One for each weight set; a single one where nothing needs to be cold.
         replays: Replays to time, at least 20 for a figure that anyone relies on.
+        kernels: Kernels that each enqueues at least.
 
     Raises:
         LaunchError: If a launch fails or is not captured.
     """
     count = ceil(REPLAY_US / _probe_us(stream, launches))
-    graphs = [CapturedGraph(stream, group) for group in _groups(launches, min(count, MAX_GRAPH_LAUNCHES), replays)]
+    groups = _groups(launches, min(count, MAX_GRAPH_LAUNCHES), replays)
+    graphs = [CapturedGraph(stream, group, kernels) for group in groups]
     try:
         return _replay(stream, graphs, replays)
     finally:
@@ -225,11 +241,16 @@ class SegmentContext:
             for index, pointers in enumerate(self.pointers):
                 pointers[name] = copies.data_ptr() + index * sizes[name]
 
-    def time(self, stream: Any, launchable: Launchable, replays: int = MIN_REPLAYS) -> Timing:
-        """Time `launchable` here.
+    def time(self, stream: Any, launchable: Launchable, neighbour: Neighbour, replays: int = MIN_REPLAYS) -> Timing:
+        """What a launch of `launchable` adds to a stream of neighbours, here.
 
         Raises:
             LaunchError: If a launch fails or is not captured.
         """
-        launches = [partial(launchable.launch, pointers, stream.ptr) for pointers in self.pointers]
-        return time_launches(stream, launches, replays)
+
+        def launch_both(pointers: Mapping[str, int]) -> None:
+            neighbour.launch()
+            launchable.launch(pointers, stream.ptr)
+
+        both = time_launches(stream, [partial(launch_both, pointers) for pointers in self.pointers], replays, kernels=2)
+        return Timing(tuple(sample - neighbour.latency_us for sample in both.samples_us))

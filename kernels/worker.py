@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.kernels.anchors import STREAM_BYTES, anchor_programs
 from atoffer_rl.kernels.child import JobMaker, first_line
+from atoffer_rl.kernels.neighbour import load_neighbour
 from atoffer_rl.kernels.program import Program
 from atoffer_rl.kernels.registry import template_named
-from atoffer_rl.kernels.timing import MIN_REPLAYS, SegmentContext, Timing, time_forward, time_launches
+from atoffer_rl.kernels.timing import (
+    MIN_REPLAYS,
+    Neighbour,
+    SegmentContext,
+    Timing,
+    time_forward,
+    time_launches,
+)
 from atoffer_rl.operators import LAYER_INPUT, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -88,7 +96,7 @@ class Measured:
         error_budget: What it was allowed to be.
         verify_seconds: Time verification took.
         measure_seconds: Time timing took.
-        detail: Clock, temperature, a library's algorithm, the lengths that were timed.
+        detail: Clock, temperature, the neighbour's latency, a library's algorithm, the lengths that were timed.
         broken: Whether the process must be replaced: its CUDA context is of no more use.
     """
 
@@ -220,6 +228,7 @@ class GpuWorker:
         self._monitor = Monitor(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice()))
         self._contexts: OrderedDict[tuple[Workload, Run], SegmentContext] = OrderedDict()
         self._anchors: dict[str, Callable[[], None]] = {}
+        self._neighbour: Neighbour | None = None
         self._memory: EncoderMemory | None = None
         self._seed = int.from_bytes(os.urandom(3))
         self._last_used = 0.0
@@ -256,13 +265,15 @@ class GpuWorker:
         checked = _checked(verdict, verified - start)
         if not verdict.passed:
             return checked
-        timing = self._context(workload, choice.run).time(self._stream, launchable, task.replays)
+        neighbour = self._loaded_neighbour()
+        timing = self._context(workload, choice.run).time(self._stream, launchable, neighbour, task.replays)
         return replace(
             checked,
             status=Status.OK,
             samples_us=timing.samples_us,
             measure_seconds=time.perf_counter() - verified,
             detail=self._health()
+            | {"neighbour_us": round(neighbour.latency_us, 3)}
             | ({"algorithm": launchable.descriptor} if launchable.descriptor else {})
             | (timed_lengths(workload) if reads_lengths(workload, choice.run) else {}),
         )
@@ -346,6 +357,11 @@ class GpuWorker:
         context = SegmentContext(activations, weights, results, self.device.l2_bytes)
         torch.cuda.synchronize()  # what torch's stream writes is read on ours
         return context
+
+    def _loaded_neighbour(self) -> Neighbour:
+        if self._neighbour is None:
+            self._neighbour = load_neighbour(self._stream, self.device.arch)
+        return self._neighbour
 
     def _health(self) -> dict[str, int]:
         return asdict(self._monitor.health())

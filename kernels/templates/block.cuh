@@ -52,7 +52,7 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
     warpgroup.issue_scores(ring.keys(here.stage));
     feed(0);
     wait_products<0>();
-    pin(warpgroup.scores[0]);
+    pin(warpgroup.scores);
     float factor[2];
     if (bitmap >= 0) warpgroup.mask_scores();
     warpgroup.soften(factor);
@@ -74,7 +74,7 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
         Turns<Shape>::pass_on(warpgroup.group);
         feed(i);
         wait_products<1>();
-        pin(warpgroup.scores[0]);
+        pin(warpgroup.scores);
         if (bitmap >= 0) warpgroup.mask_scores();
         const bool rescales = warpgroup.soften(factor);
         warpgroup.finish_softmax();
@@ -94,94 +94,6 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
     pin(warpgroup.sum);
 }
 
-// The same with the scores of a block computed beside the softmax of the block before it, whose threads wait for no
-// product of their own then:
-//
-//   products   | scores 0 | scores 1  | scores 2, sum 0 | scores 3, sum 1 | ...
-//   threads    |          | softmax 0 | softmax 1       | softmax 2 ...
-template <class Shape, class Feed>
-class AttendAhead {
-public:
-    using Block = Blocking<Shape>;
-
-    __device__ __forceinline__ AttendAhead(Warpgroup<Shape>& warpgroup, const Ring<Shape>& ring,
-                                         const Entry<Shape>* entries, int2 first_bitmaps, const unsigned* bitmaps,
-                                         int count, Feed feed)
-        : warpgroup(warpgroup), ring(ring), entries(entries), bitmaps(bitmaps), count(count), feed(feed),
-          bitmap(first_bitmaps.x), next_bitmap(first_bitmaps.y) {}
-
-    __device__ __forceinline__ void run() {
-        if (bitmap >= 0) warpgroup.template fetch_bitmap<0>(bitmaps, bitmap);
-        wait_phase(ring.keys_here(0), 0);
-        fence_shared();
-        warpgroup.template issue_scores<0>(ring.keys(0));
-        wait_products<0>();
-        pin(warpgroup.scores[0]);
-        step<0, true>(0);
-        int i = 1;
-        while (i < count) {
-            step<1, false>(i++);
-            if (i == count) break;
-            step<0, false>(i++);
-        }
-        wait_phase(ring.values_here(before.stage), before.parity);
-        fence_shared();
-        warpgroup.issue_sum(ring.values(before.stage));
-        wait_products<0>();
-        pin(warpgroup.sum);
-    }
-
-private:
-    // Turns scores I, those of block i, into probabilities, beside the next block's scores and the last one's sum.
-    // The compiler lets products run on only where it sees no branch around them: beside the last block's softmax the
-    // scores of whatever lies in the next buffer are computed, for nobody.
-    template <int I, bool FIRST>
-    __device__ __forceinline__ void step(int i) {
-        Place<Block::kStages> next = here;
-        next.advance();
-        const int bitmap_after = entries[(i + 2) * Block::kSplits].bitmap;
-        if (i + 1 < count) {
-            if (next_bitmap >= 0) warpgroup.template fetch_bitmap<1 - I>(bitmaps, next_bitmap);
-            wait_phase(ring.keys_here(next.stage), next.parity);
-        }
-        fence_shared();
-        warpgroup.template issue_scores<1 - I>(ring.keys(next.stage));
-        if constexpr (!FIRST) {
-            wait_phase(ring.values_here(before.stage), before.parity);
-            fence_shared();
-            warpgroup.issue_sum(ring.values(before.stage));
-        }
-        feed(i);
-        float factor[2];
-        if (bitmap >= 0) warpgroup.template mask_scores<I>();
-        const bool rescales = warpgroup.template soften<I>(factor);
-        warpgroup.finish_softmax();
-        wait_products<0>();
-        pin(warpgroup.scores[1 - I]);
-        pin(warpgroup.sum);
-        pin(warpgroup.probabilities);
-        if constexpr (!FIRST) {
-            __syncwarp();
-            if (warpgroup.lane == 0) arrive(ring.emptied(before.stage));
-        }
-        if (rescales) warpgroup.rescale(factor);
-        warpgroup.template pack_probabilities<I>();
-        bitmap = next_bitmap;
-        next_bitmap = bitmap_after;
-        before = here;
-        here = next;
-    }
-
-    Warpgroup<Shape>& warpgroup;
-    const Ring<Shape>& ring;
-    const Entry<Shape>* entries;
-    const unsigned* bitmaps;
-    int count;
-    Feed feed;
-    int bitmap, next_bitmap;
-    Place<Block::kStages> before, here;
-};
-
 // qkv: (batch, seq_len, 3, heads, head_dim). bias: (3, heads, head_dim), read if kAddBias.
 // lists: (mask_batches, tiles, kListEntries) entries: the row tile and the number of its blocks; the blocks; then
 // kEndEntries or more of no bitmap. The longest lists come first.
@@ -194,7 +106,6 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     using Block = Blocking<Shape>;
     constexpr int kResultStride = Shape::kMerged ? Block::kWidth : Block::kHeadDim;
     extern __shared__ char shared[];
-    if constexpr (Shape::kEarly) let_next_begin();
     const int role = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupSize, 0);
     const int split = Block::kSplits > 1 ? role : 0;
     const unsigned first_ring = (shared_address(shared) + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
@@ -208,7 +119,7 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     const int rows = Block::kSeqLen - task.first_row();
     const int blocks = (task.count - split + Block::kSplits - 1) / Block::kSplits;  // of this ring
 
-    // What comes first is on its way before the block's threads meet: keys, queries, numbers of bitmaps.
+    // What needs no input is done while the kernel before this one ends.
     Copier<Shape> copier;
     Warpgroup<Shape> warpgroup;
     typename Warpgroup<Shape>::Fetched queries;
@@ -218,42 +129,35 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
         warpgroup.start(ring.base, role - Shape::kLoader - split);
         first_bitmaps = make_int2(task.entries[split].bitmap, task.entries[split + Block::kSplits].bitmap);
     }
+    if (threadIdx.x % Block::kRingThreads == 0) ring.initialise();
+    __syncthreads();
     wait_for_inputs();
-    if (copies && blocks > 0) copier.copy_keys();
+    let_next_begin();
+
     if (computes) {
         warpgroup.fetch_queries(queries, head_queries + task.first_row() * Block::kTokenStride, head_bias, rows);
     }
-    if (threadIdx.x % Block::kRingThreads == 0) ring.initialise();
-    __syncthreads();
-    if (copies && blocks > 0) copier.finish_copy();
-
     if constexpr (Shape::kLoader) {
         if (!computes) {
             shrink_registers<Shape::kLoaderRegisters>();
-            for (int i = 1; i < blocks; ++i) copier.copy();
+            for (int i = 0; i < blocks; ++i) copier.copy();
             wait_copies<0>();
             return;
         }
         grow_registers<Shape::kRegisters>();
     } else {
-#pragma unroll(Block::kScores > 1 ? 1 : Block::kBegun)
-        for (int i = 1; i < Block::kBegun; ++i) {
-            if (i < blocks) copier.copy();
+#pragma unroll
+        for (int i = 0; i < Block::kAhead; ++i) {
+            if (i < blocks) copier.copy_to_empty();
         }
     }
     warpgroup.place_queries(queries);
     const auto feed = [&](int i) {
-        const int number = i + Block::kAhead;
-        if (!Shape::kLoader && number >= Block::kBegun && number < blocks) copier.copy();
+        if (!Shape::kLoader && i + Block::kAhead < blocks) copier.copy();
     };
     if (blocks > 0) {
         const int count = Block::kSplits > 1 ? blocks : task.count_of(warpgroup.group);
-        const Entry<Shape>* entries = task.entries + split;
-        if constexpr (Block::kScores > 1) {
-            AttendAhead<Shape, decltype(feed)>(warpgroup, ring, entries, first_bitmaps, bitmaps, count, feed).run();
-        } else {
-            attend(warpgroup, ring, entries, first_bitmaps, bitmaps, count, feed);
-        }
+        attend(warpgroup, ring, task.entries + split, first_bitmaps, bitmaps, count, feed);
     }
     if constexpr (!Shape::kLoader) wait_copies<0>();  // others may still wait for what an early one has copied
     if constexpr (Block::kSplits > 1) {

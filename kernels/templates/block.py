@@ -135,7 +135,7 @@ class BlockTemplate:
         )
 
 
-_NUMBERS = ("tile_rows", "columns", "stages", "residents", "splits", "scores")
+_NUMBERS = ("tile_rows", "columns", "stages", "residents", "splits")
 
 
 def _flag(value: object) -> str:
@@ -156,8 +156,6 @@ def _bad_blocking(values: Mapping[str, int]) -> str | None:
         return "splits must be 1, 2 or 4"
     if values["splits"] > 1 and (groups > 1 or values["loader"] or values["shared_queries"]):
         return "warpgroups share 64 rows, without a loader, with queries in registers"
-    if values["scores"] > 1 and (groups > 1 or values["loader"] or values["stages"] < 4):
-        return "two blocks of scores need 4 stages and one warpgroup that copies for itself"
     if values["stages"] < (2 if values["loader"] else 3):
         return "a loader needs 2 stages, threads that compute and copy need 3"
     return None
@@ -199,7 +197,7 @@ def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
     """Registers' worth of values that a thread keeps: sums, scores, probabilities, words of a bitmap, queries."""
     head_dim, columns = workload.head_dim, values["columns"]
     queries = 0 if values["shared_queries"] else head_dim // 4
-    return head_dim // 2 + values["scores"] * (columns // 2 + columns // 16) + columns // 4 + queries
+    return head_dim // 2 + columns // 2 + columns // 4 + columns // 16 + queries
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:

@@ -34,12 +34,9 @@ struct Blocking {
     static constexpr int kThreads = (kGroups * kSplits + Shape::kLoader) * kWarpgroupSize;
     static constexpr int kRingThreads = kSplits > 1 ? kWarpgroupSize : kThreads;
     static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kRingThreads;
-    static constexpr int kScores = Shape::kScores;  // blocks whose scores a thread holds
-    // Where all threads copy: blocks on their way beyond the one whose scores become probabilities. The buffer to be
-    // filled is then that of the block before last, which no warpgroup needs for long any more. Those before the first
-    // are empty: two blocks of scores begin with all buffers.
+    // Where all threads copy: blocks on their way beyond the one whose scores are computed. The buffer to be filled is
+    // then that of the block before last, which no warpgroup needs for long any more.
     static constexpr int kAhead = kStages - 2;
-    static constexpr int kBegun = kScores > 1 ? kStages : kAhead;
 
     static constexpr int kTiles = (kSeqLen + kRows - 1) / kRows;
     static constexpr int kEndEntries = 8;  // that end a list: each warpgroup looks two of its blocks ahead
@@ -70,8 +67,6 @@ struct Blocking {
     static_assert(kRows % kWarpgroupRows == 0, "a warpgroup covers 64 rows");
     static_assert(kColumns % kWordBits == 0, "a row of a bitmap is whole words");
     static_assert(kStages >= (Shape::kLoader ? 2 : 3), "a block is copied while two others are in use");
-    static_assert(kScores == 1 || (kScores == 2 && kStages >= 4 && kGroups == 1 && !Shape::kLoader),
-                  "the next block's scores take one stage more, of a warpgroup that copies for itself");
     static_assert(kSplits == 1 || (kGroups == 1 && !Shape::kLoader && !Shape::kSharedQueries),
                   "warpgroups that share rows copy for themselves and have the queries in registers");
     static_assert(2 * kSplits <= kEndEntries, "what is read ahead of a list's end is there");

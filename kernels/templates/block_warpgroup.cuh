@@ -40,12 +40,12 @@ struct Warpgroup {
     int lane, group, tile_row;  // tile_row: of this lane's first row; its second is 8 further
     unsigned query[kDepthSteps][4];
     unsigned shared_queries;  // address
-    float scores[Block::kScores][Block::kColumns / 2];  // of one block, or of two that follow each other
+    float scores[Block::kColumns / 2];
     unsigned probabilities[kColumnSteps][4];
     float sum[Block::kHeadDim / 2];
     float maximum[2];  // of the rows' scores, unscaled; where sums are rescaled lazily, or a little less
     float total[2];    // of their exponentials, this lane's columns only
-    unsigned kept[Block::kScores][2][Block::kRowWords];  // of these, where they have a bitmap: what each row keeps
+    unsigned kept[2][Block::kRowWords];  // of the block, where it has a bitmap: which columns each row keeps
 
     // Queries on their way from device memory, whole vectors.
     struct Fetched {
@@ -122,11 +122,10 @@ struct Warpgroup {
         }
     }
 
-    // Issues scores = queries * keys^T for the block at `keys`. `I` here and below: which of the scores.
-    template <int I = 0>
+    // Issues scores = queries * keys^T for the block at `keys`.
     __device__ __forceinline__ void issue_scores(unsigned keys) {
         if constexpr (!Shape::kSharedQueries) pin(query);
-        pin(scores[I]);
+        pin(scores);
         fence_products();
         const PanelDescriptor key_rows(keys, 16), query_rows(shared_queries, 16);
 #pragma unroll
@@ -135,9 +134,9 @@ struct Warpgroup {
             const auto b = key_rows.at(panel * Block::kPanelBytes + within);
             if constexpr (Shape::kSharedQueries) {
                 const auto a = query_rows.at(panel * Block::kQueryPanelBytes + within);
-                issue_product<Element, Block::kColumns, false>(scores[I], a, b, k > 0);
+                issue_product<Element, Block::kColumns, false>(scores, a, b, k > 0);
             } else {
-                issue_product<Element, Block::kColumns, false>(scores[I], query[k], b, k > 0);
+                issue_product<Element, Block::kColumns, false>(scores, query[k], b, k > 0);
             }
         }
         commit_products();
@@ -158,7 +157,6 @@ struct Warpgroup {
     }
 
     // Reads the words of this thread's rows of bitmap `number`; they come while products run.
-    template <int I = 0>
     __device__ __forceinline__ void fetch_bitmap(const unsigned* bitmaps, int number) {
         using Words = Vector<unsigned, Block::kRowWords>;
 #pragma unroll
@@ -166,21 +164,20 @@ struct Warpgroup {
             const int row = number * Block::kRows + tile_row + r * 8;
             const Words words = *reinterpret_cast<const Words*>(bitmaps + row * Block::kRowWords);
 #pragma unroll
-            for (int w = 0; w < Block::kRowWords; ++w) kept[I][r][w] = words.values[w];
+            for (int w = 0; w < Block::kRowWords; ++w) kept[r][w] = words.values[w];
         }
     }
 
     // Scores that the bitmap does not keep become -inf.
-    template <int I = 0>
     __device__ __forceinline__ void mask_scores() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
             for (int w = 0; w < Block::kRowWords; ++w) {
-                const unsigned word = kept[I][r][w] >> lane % kQuad * 2;
+                const unsigned word = kept[r][w] >> lane % kQuad * 2;
 #pragma unroll
                 for (int bit = 0; bit < kWordBits; bit += 8) {
-                    float* pair = scores[I] + (w * kWordBits + bit) / 2 + 2 * r;
+                    float* pair = scores + (w * kWordBits + bit) / 2 + 2 * r;
                     pair[0] = word >> bit & 1 ? pair[0] : negative_infinity();
                     pair[1] = word >> (bit + 1) & 1 ? pair[1] : negative_infinity();
                 }
@@ -190,16 +187,15 @@ struct Warpgroup {
 
     // Scores become unnormalised probabilities in float32, and total is brought to the maximum that they are relative
     // to. `factor` receives what brings sum to it; returns whether it is anything but 1.
-    template <int I = 0>
     __device__ __forceinline__ bool soften(float (&factor)[2]) {
         float top[2], base[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float highest[2] = {scores[I][2 * r], scores[I][2 * r + 1]};  // two chains of comparisons
+            float highest[2] = {scores[2 * r], scores[2 * r + 1]};  // two chains of comparisons
 #pragma unroll
             for (int i = 2 * r + 4; i < Block::kColumns / 2; i += 4) {
-                highest[0] = fmaxf(highest[0], scores[I][i]);
-                highest[1] = fmaxf(highest[1], scores[I][i + 1]);
+                highest[0] = fmaxf(highest[0], scores[i]);
+                highest[1] = fmaxf(highest[1], scores[i + 1]);
             }
             top[r] = fmaxf(highest[0], highest[1]);
             factor[r] = 1.0f;
@@ -211,8 +207,8 @@ struct Warpgroup {
         for (int r = 0; r < 2; ++r) base[r] = maximum[r] == negative_infinity() ? 0.0f : maximum[r] * Shape::kScaleLog2;
 #pragma unroll
         for (int i = 0; i < Block::kColumns / 2; ++i) {
-            scores[I][i] = exp2_fast(fmaf(scores[I][i], Shape::kScaleLog2, -base[i / 2 % 2]));
-            added[i / 2 % 2][i % 2] += scores[I][i];
+            scores[i] = exp2_fast(fmaf(scores[i], Shape::kScaleLog2, -base[i / 2 % 2]));
+            added[i / 2 % 2][i % 2] += scores[i];
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) total[r] = fmaf(total[r], factor[r], added[r][0] + added[r][1]);
@@ -248,11 +244,10 @@ struct Warpgroup {
             : "memory");
     }
 
-    template <int I = 0>
     __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
         for (int i = 0; i < Block::kColumns / 4; ++i) {
-            probabilities[i / 4][i % 4] = pack_pair<Element>(scores[I][2 * i], scores[I][2 * i + 1]);
+            probabilities[i / 4][i % 4] = pack_pair<Element>(scores[2 * i], scores[2 * i + 1]);
         }
     }
 

@@ -63,7 +63,8 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
-// Lets the next kernel's blocks take their place as soon as all blocks of this one have begun: they wait for its end.
+// Lets the next kernel's blocks take their place once all blocks of this one have called it: they wait for its end. Who
+// calls it before its own wait lets kernels queue up, each in the room that the ones before still need.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -183,13 +183,13 @@ __device__ __forceinline__ void gather_attention(const typename Shape::Element* 
                                                typename Shape::Element* result) {
     extern __shared__ __align__(256) char memory[];
     const Shared<Shape> shared(memory);
-    if constexpr (Shape::kEarly) let_next_begin();
     if (threadIdx.x == 0) shared.start_barriers();
     if constexpr (!Tiling<Shape>::kEven) shared.clear_rows();
     __syncthreads();
     if (threadIdx.x < Tiling<Shape>::kThreads) {
         if constexpr (Shape::kRegisters > 0) grow_registers<Shape::kRegisters>();
         wait_for_inputs();
+        let_next_begin();
         Multiplier<Shape>(plan, shared, result).run();
     } else {
         if constexpr (Shape::kRegisters > 0) shrink_registers<Shape::kCopyRegisters>();

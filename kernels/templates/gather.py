@@ -64,11 +64,10 @@ MULTIPROCESSORS = 132
 ITEMS_AT_ONCE = 640
 """Items that a large card works on at a time, about, with those that are being copied."""
 COPY_WARPS = (1, 2, 4)
-RENDERED = ("tile_rows", "chunk", "step", "warps", "copy_warps", "slots", "buffers", "blocks", "early")
+RENDERED = ("tile_rows", "chunk", "step", "warps", "copy_warps", "slots", "buffers", "blocks")
 """Parameters that the source names as they are; order and pieces go into the plan."""
 TWO_PARTS = (Order.SPLIT, Order.TWO_PASSES)
 BUFFERS = (1, 2)
-FLAGS = (0, 1)
 SHARED_ALIGNMENT = 256
 BLOCK_SHARED_BYTES = 1024
 """What the driver takes of shared memory for each block."""
@@ -204,7 +203,7 @@ def _bad_tiling(values: Mapping[str, int]) -> str | None:
         return f"chunk must be a multiple of step up to {LONGEST_CHUNK}"
     if values["warps"] // fragments > values["chunk"] // values["step"]:
         return "more warps share a fragment than a chunk has steps"
-    for name, offered in ("copy_warps", COPY_WARPS), ("buffers", BUFFERS), ("early", FLAGS):
+    for name, offered in ("copy_warps", COPY_WARPS), ("buffers", BUFFERS):
         if values[name] not in offered:
             return f"{name} must be one of {', '.join(map(str, offered))}"
     if min(values[name] for name in ("slots", "blocks", "pieces")) < 1:

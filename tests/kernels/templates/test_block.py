@@ -31,17 +31,15 @@ MASKS = [
     "longformer:window=8,global=3",
     "bigbird:window=8,global=2,random=1,block=8",
 ]
-NAMES = ("tile_rows", "columns", "stages", "loader", "shared_queries", "residents", "lazy", "splits", "early", "scores")
-DEFAULT = dict(zip(NAMES, (128, 64, 4, 0, 1, 2, 0, 1, 0, 1), strict=True))
-THREE_GROUPS = dict(zip(NAMES, (192, 128, 3, 1, 1, 1, 0, 1, 0, 1), strict=True))
-LOADER = dict(zip(NAMES, (128, 128, 3, 1, 0, 1, 0, 1, 0, 1), strict=True))
-SMALL_LOADER = dict(zip(NAMES, (64, 128, 3, 1, 0, 2, 0, 1, 0, 1), strict=True))
-SHORT = dict(zip(NAMES, (64, 64, 3, 0, 0, 2, 0, 1, 0, 1), strict=True))
-TWO_SPLITS = dict(zip(NAMES, (64, 128, 3, 0, 0, 1, 1, 2, 1, 1), strict=True))
-AHEAD = dict(zip(NAMES, (64, 64, 4, 0, 0, 2, 1, 1, 0, 2), strict=True))
-AHEAD_SPLITS = dict(zip(NAMES, (64, 64, 4, 0, 0, 1, 0, 2, 1, 2), strict=True))
-FOUR_SPLITS = dict(zip(NAMES, (64, 64, 3, 0, 0, 1, 0, 4, 1, 1), strict=True))
-BLOCKINGS = (DEFAULT, THREE_GROUPS, LOADER, SMALL_LOADER, SHORT, TWO_SPLITS, FOUR_SPLITS, AHEAD, AHEAD_SPLITS)
+NAMES = ("tile_rows", "columns", "stages", "loader", "shared_queries", "residents", "lazy", "splits")
+DEFAULT = dict(zip(NAMES, (128, 64, 4, 0, 1, 2, 0, 1), strict=True))
+THREE_GROUPS = dict(zip(NAMES, (192, 128, 3, 1, 1, 1, 0, 1), strict=True))
+LOADER = dict(zip(NAMES, (128, 128, 3, 1, 0, 1, 0, 1), strict=True))
+SMALL_LOADER = dict(zip(NAMES, (64, 128, 3, 1, 0, 2, 0, 1), strict=True))
+SHORT = dict(zip(NAMES, (64, 64, 3, 0, 0, 2, 0, 1), strict=True))
+TWO_SPLITS = dict(zip(NAMES, (64, 128, 3, 0, 0, 1, 1, 2), strict=True))
+FOUR_SPLITS = dict(zip(NAMES, (64, 64, 3, 0, 0, 1, 0, 4), strict=True))
+BLOCKINGS = (DEFAULT, THREE_GROUPS, LOADER, SMALL_LOADER, SHORT, TWO_SPLITS, FOUR_SPLITS)
 SMALL = Workload(batch=2, seq_len=77, heads=3, head_dim=64)
 VECTOR, PANEL_ROW, PERIOD = 8, 128, 1024  # elements, bytes, bytes
 

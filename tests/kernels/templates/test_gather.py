@@ -47,9 +47,8 @@ DEFAULT = {
     "blocks": 1,
     "order": Order.NATURAL,
     "pieces": 1,
-    "early": 0,
 }
-LOW = {"tile_rows": 32, "warps": 2, "step": 32, "early": 1}
+LOW = {"tile_rows": 32, "warps": 2, "step": 32}
 SMALL = Workload(batch=2, seq_len=77, heads=2, head_dim=32)
 
 
@@ -141,7 +140,6 @@ def test_launch_covers_every_item():
         ({"warps": 8}, "more warps share a fragment"),
         ({"copy_warps": 3}, "copy_warps must be one of 1, 2, 4"),
         ({"buffers": 3}, "buffers must be one of 1, 2"),
-        ({"early": 2}, "early must be one of 0, 1"),
         ({"slots": 0}, "at least 1"),
         ({"blocks": 0}, "at least 1"),
         ({"pieces": 0}, "at least 1"),

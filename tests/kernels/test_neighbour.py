@@ -1,0 +1,76 @@
+"""Segments are timed after a neighbour: what a launch adds to a stream of them."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from atoffer_rl.kernels import timing
+from atoffer_rl.kernels.compiler import compile_kernel
+from atoffer_rl.kernels.neighbour import BLOCKS, THREADS, VECTOR_BYTES, load_neighbour, neighbour_program
+from atoffer_rl.kernels.timing import Neighbour, SegmentContext, Timing
+
+L2_BYTES = 50 * 2**20
+
+
+class Spy:
+    """A launchable that notes what it is given."""
+
+    descriptor: Mapping[str, str] = {}
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def launch(self, pointers: Mapping[str, int], stream: int) -> None:
+        self.seen.append((pointers["weight"], stream))
+
+    def follow(self) -> None:
+        self.seen.append("neighbour")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_it_compiles(arch: str) -> None:
+    assert compile_kernel(neighbour_program(), arch)
+
+
+def test_every_launch_follows_one_and_pays_only_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy, asked = Spy(), {}
+
+    def time_launches(stream: Any, launches: Any, replays: int, kernels: int) -> Timing:
+        asked.update(replays=replays, kernels=kernels)
+        for launch in launches:
+            launch()
+        return Timing((5.0, 6.0, 7.0))
+
+    monkeypatch.setattr(timing, "time_launches", time_launches)
+    weight = torch.ones(3 * 2**20, dtype=torch.float16)
+    context = SegmentContext({}, {"weight": weight}, {}, L2_BYTES)
+    timed = context.time(SimpleNamespace(ptr=7), spy, Neighbour(spy.follow, 1.5), replays=3)
+    assert timed.samples_us == (3.5, 4.5, 5.5)
+    assert asked == {"replays": 3, "kernels": 2}
+    assert spy.seen[::2] == ["neighbour"] * len(context.pointers)
+    assert spy.seen[1::2] == [(pointers["weight"], 7) for pointers in context.pointers]
+    assert len(context.pointers) * weight.nbytes > 2 * L2_BYTES
+
+
+@pytest.mark.gpu
+def test_a_neighbour_copies_and_costs_as_a_segment_what_it_costs_alone() -> None:
+    import cupy
+
+    from atoffer_rl.kernels.cubin_cache import CubinCache
+    from atoffer_rl.kernels.launch import load_program
+    from atoffer_rl.kernels.machine import current_device
+
+    device, stream = current_device(), cupy.cuda.Stream(non_blocking=True)
+    program = neighbour_program()
+    launchable = load_program(program, CubinCache().compiled(program, device.arch))
+    source = torch.randn(BLOCKS * THREADS * VECTOR_BYTES // 4, device="cuda")
+    target = torch.zeros_like(source)
+    context = SegmentContext({"source": source}, {}, {"target": target}, device.l2_bytes)
+    torch.cuda.synchronize()
+    neighbour = load_neighbour(stream, device.arch)
+    timed = context.time(stream, launchable, neighbour)
+    assert torch.equal(source, target)
+    assert 0.5 < timed.latency_us / neighbour.latency_us < 2.0
