@@ -24,6 +24,8 @@ PROBE_LAUNCHES = 16
 MAX_GRAPH_LAUNCHES = 512
 MAX_WEIGHT_SETS = 128
 COLD_FACTOR = 2
+LEAST_US = 0.01
+"""What a launch is said to take at least, should other work on the GPU have slowed nothing but the neighbour."""
 Launch: TypeAlias = Callable[[], None]
 
 
@@ -49,7 +51,7 @@ class Neighbour:
 
     Attributes:
         launch: Enqueues it.
-        latency_us: Of one launch that follows another of its own.
+        latency_us: Of one launch that follows another of its own, undisturbed.
     """
 
     launch: Launch
@@ -253,4 +255,4 @@ class SegmentContext:
             launchable.launch(pointers, stream.ptr)
 
         both = time_launches(stream, [partial(launch_both, pointers) for pointers in self.pointers], replays, kernels=2)
-        return Timing(tuple(sample - neighbour.latency_us for sample in both.samples_us))
+        return Timing(tuple(max(sample - neighbour.latency_us, LEAST_US) for sample in both.samples_us))

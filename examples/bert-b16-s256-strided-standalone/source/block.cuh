@@ -106,7 +106,6 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     using Block = Blocking<Shape>;
     constexpr int kResultStride = Shape::kMerged ? Block::kWidth : Block::kHeadDim;
     extern __shared__ char shared[];
-    wait_for_inputs();
     const int role = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupSize, 0);
     const int split = Block::kSplits > 1 ? role : 0;
     const unsigned first_ring = (shared_address(shared) + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
@@ -120,36 +119,36 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     const int rows = Block::kSeqLen - task.first_row();
     const int blocks = (task.count - split + Block::kSplits - 1) / Block::kSplits;  // of this ring
 
-    // What comes first is on its way before the block's threads meet: keys, queries, numbers of bitmaps.
+    // What needs no input is done while the kernel before this one ends.
     Copier<Shape> copier;
     Warpgroup<Shape> warpgroup;
     typename Warpgroup<Shape>::Fetched queries;
     int2 first_bitmaps;
-    if (copies) {
-        copier.start(ring, threadIdx.x % Block::kRingThreads, head_queries, task, split);
-        if (blocks > 0) copier.copy_keys();
-    }
+    if (copies) copier.start(ring, threadIdx.x % Block::kRingThreads, head_queries, task, split);
     if (computes) {
         warpgroup.start(ring.base, role - Shape::kLoader - split);
         first_bitmaps = make_int2(task.entries[split].bitmap, task.entries[split + Block::kSplits].bitmap);
-        warpgroup.fetch_queries(queries, head_queries + task.first_row() * Block::kTokenStride, head_bias, rows);
     }
     if (threadIdx.x % Block::kRingThreads == 0) ring.initialise();
     __syncthreads();
-    if (copies && blocks > 0) copier.finish_copy();
+    wait_for_inputs();
+    let_next_begin();
 
+    if (computes) {
+        warpgroup.fetch_queries(queries, head_queries + task.first_row() * Block::kTokenStride, head_bias, rows);
+    }
     if constexpr (Shape::kLoader) {
         if (!computes) {
             shrink_registers<Shape::kLoaderRegisters>();
-            for (int i = 1; i < blocks; ++i) copier.copy();
+            for (int i = 0; i < blocks; ++i) copier.copy();
             wait_copies<0>();
             return;
         }
         grow_registers<Shape::kRegisters>();
     } else {
 #pragma unroll
-        for (int i = 1; i < Block::kAhead; ++i) {
-            if (i < blocks) copier.copy();
+        for (int i = 0; i < Block::kAhead; ++i) {
+            if (i < blocks) copier.copy_to_empty();
         }
     }
     warpgroup.place_queries(queries);
@@ -170,8 +169,12 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
         if (split > 0) return;
 #pragma unroll
         for (int other = 1; other < Block::kSplits; ++other) warpgroup.take(results(other) + thread);
+    } else {
+        synchronise_some<Block::kGroups * kWarpgroupSize>(Block::kStoreBarrier);  // nobody needs the ring any more
     }
-    warpgroup.store(result + task.result_at(), kResultStride, head_bias + 2 * Block::kWidth, rows);
+    const int warp = threadIdx.x / kWarpSize - Shape::kLoader * kWarpgroupSize / kWarpSize;
+    warpgroup.store(result + task.result_at(), kResultStride, head_bias + 2 * Block::kWidth, rows,
+                    first_ring + warp * kWarpRows * Block::kRowVectors * kVectorBytes);
 }
 
 }  // namespace atoffer

@@ -50,14 +50,12 @@ struct Copier {
     // Begins to copy the next block as soon as its buffer is free.
     __device__ __forceinline__ void copy() {
         wait_phase(ring.emptied(place.stage), place.parity ^ 1);
-        copy_keys();
-        finish_copy();
+        copy_to_empty();
     }
 
-    // The first half: no barrier takes part in it.
-    __device__ __forceinline__ void copy_keys() const { copy_matrix(ring.keys(place.stage), 0); }
-
-    __device__ __forceinline__ void finish_copy() {
+    // The same where the buffer was never used.
+    __device__ __forceinline__ void copy_to_empty() {
+        copy_matrix(ring.keys(place.stage), 0);
         arrive_with_copies(ring.keys_here(place.stage));
         copy_matrix(ring.values(place.stage), Block::kWidth);
         arrive_with_copies(ring.values_here(place.stage));

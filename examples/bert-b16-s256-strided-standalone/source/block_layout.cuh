@@ -8,6 +8,7 @@
 namespace atoffer {
 
 constexpr int kWarpgroupRows = 64;
+constexpr int kWarpRows = 16;
 constexpr int kDepth = 16;         // what a product sums over
 constexpr int kWordBits = 32;      // mask bits in a word
 constexpr int kVectorBytes = 16;
@@ -41,6 +42,7 @@ struct Blocking {
     static constexpr int kEndEntries = 8;  // that end a list: each warpgroup looks two of its blocks ahead
     static constexpr int kListEntries = 1 + (kSeqLen + kColumns - 1) / kColumns + kEndEntries;
     static constexpr int kReach = Shape::kReach;
+    static constexpr int kStoreBarrier = 15;  // beyond those of queries and turns
     static constexpr int kWidth = kHeads * kHeadDim;
     static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
 
@@ -68,6 +70,7 @@ struct Blocking {
     static_assert(kSplits == 1 || (kGroups == 1 && !Shape::kLoader && !Shape::kSharedQueries),
                   "warpgroups that share rows copy for themselves and have the queries in registers");
     static_assert(2 * kSplits <= kEndEntries, "what is read ahead of a list's end is there");
+    static_assert(kRows * kRowVectors * kVectorBytes <= kBarriersAt, "a ring has room for the tile's results");
     static_assert(kResultFloats * kWarpgroupSize * 4 <= kBarriersAt - kStagesAt, "a ring has room for results");
     static_assert(Shape::kLoader || (kRows - kWarpgroupRows + kColumns - 1) / kColumns <= kAhead,
                   "a warpgroup that ends at its diagonal has begun all copies that the others wait for");

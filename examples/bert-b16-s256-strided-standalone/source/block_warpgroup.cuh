@@ -7,8 +7,7 @@
 namespace atoffer {
 
 // Transposes 4 x 4 registers over the four lanes of a quad: afterwards lane c holds in x[i] what lane i held in x[c].
-// A vector of 8 elements is 4 pairs: this turns whole vectors, one a lane, into the pairs that products deal in, and
-// back.
+// A vector of 8 elements is 4 pairs: this turns whole vectors, one a lane, into the pairs that products take.
 __device__ __forceinline__ void transpose_quad(unsigned (&x)[kQuad]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
 #pragma unroll
@@ -35,6 +34,8 @@ struct Warpgroup {
     static constexpr int kStepBytes = kDepth * 2;                      // of channels, within a panel's row
     static constexpr int kColumnStepBytes = kDepth * kPanelRowBytes;   // of columns, down a panel
     static constexpr int kVectorGroups = Block::kRowVectors / kQuad;   // vectors a quad moves at a time
+    static constexpr int kPanelVectors = kPanelElements / kVectorElements;
+    static constexpr int kStagedPanelBytes = kWarpRows * kPanelRowBytes;
 
     int lane, group, tile_row;  // tile_row: of this lane's first row; its second is 8 further
     unsigned query[kDepthSteps][4];
@@ -107,7 +108,6 @@ struct Warpgroup {
 
     __device__ __forceinline__ void place_vector(uint4 loaded, int g, int r) {
         if constexpr (Shape::kSharedQueries) {
-            constexpr int kPanelVectors = kPanelElements / kVectorElements;
             const int row = tile_row % kWarpgroupRows + r * 8, vector = g * kQuad + lane % kQuad;
             const unsigned to = shared_queries + vector / kPanelVectors * Block::kQueryPanelBytes +
                                 panel_offset(row, vector % kPanelVectors);
@@ -285,37 +285,60 @@ struct Warpgroup {
         }
     }
 
-    // Divides by the totals, adds the bias of the values and writes whole vectors. A row that keeps nothing has a total
-    // of 0 and becomes zeros. `bias` is that of this head's values; `rows` are left in the sequence.
-    __device__ __forceinline__ void store(Element* result, int stride, const Element* bias, int rows) {
+    // Divides by the totals, adds the bias of the values and writes whole vectors, by way of the 16 rows of a panel, or
+    // of two, at the shared address `staging`. A row that keeps nothing has a total of 0 and becomes zeros, whatever its
+    // sums are. `bias` is that of this head's values; `rows` are left in the sequence.
+    __device__ __forceinline__ void store(Element* result, int stride, const Element* bias, int rows, unsigned staging) {
+        float factor[2];
+        unsigned keeps[2];  // all bits, or none
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             total[r] += __shfl_xor_sync(kFullWarp, total[r], 1);
             total[r] += __shfl_xor_sync(kFullWarp, total[r], 2);
-            const bool empty = total[r] == 0.0f;
-            const float factor = empty ? 0.0f : __fdividef(1.0f, total[r]);
-            const int row = tile_row + r * 8;
-#pragma unroll
-            for (int g = 0; g < kVectorGroups; ++g) {
-                unsigned pairs[kQuad];
-#pragma unroll
-                for (int i = 0; i < kQuad; ++i) {
-                    const int vector = g * kQuad + i;
-                    float offset[2] = {0.0f, 0.0f};
-                    if constexpr (Shape::kAddBias) {
-                        load_floats<Element, 2>(offset, bias + vector * kVectorElements + lane % kQuad * 2);
-                    }
-                    const float low = fmaf(sum[4 * vector + 2 * r], factor, offset[0]);
-                    const float high = fmaf(sum[4 * vector + 2 * r + 1], factor, offset[1]);
-                    pairs[i] = pack_pair<Element>(empty ? 0.0f : low, empty ? 0.0f : high);
-                }
-                transpose_quad(pairs);  // now vector 4g + lane % 4
-                if (row < rows) {
-                    Element* to = result + row * stride + (g * kQuad + lane % kQuad) * kVectorElements;
-                    *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-                }
-            }
+            factor[r] = __fdividef(1.0f, total[r]);
+            keeps[r] = total[r] == 0.0f ? 0 : ~0u;
         }
+        const unsigned to = staging + panel_offset(lane % kWarpRows, lane / kWarpRows);
+#pragma unroll
+        for (int n = 0; n < Block::kRowVectors; n += 2) {
+            unsigned pairs[4];  // of vector n: rows 0 to 7, 8 to 15; of the next the same
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int vector = n + i / 2, r = i % 2;
+                float offset[2] = {0.0f, 0.0f};
+                if constexpr (Shape::kAddBias) {
+                    load_floats<Element, 2>(offset, bias + vector * kVectorElements + lane % kQuad * 2);
+                }
+                const float low = fmaf(sum[4 * vector + 2 * r], factor[r], offset[0]);
+                const float high = fmaf(sum[4 * vector + 2 * r + 1], factor[r], offset[1]);
+                pairs[i] = pack_pair<Element>(low, high) & keeps[r];
+            }
+            store_matrices((to ^ n % kPanelVectors * kVectorBytes) + n / kPanelVectors * kStagedPanelBytes, pairs);
+        }
+        __syncwarp();
+        constexpr int kReads = kWarpRows * Block::kRowVectors / kWarpSize, kReadRows = kWarpSize / Block::kRowVectors;
+        const int row = lane / Block::kRowVectors, vector = lane % Block::kRowVectors;
+        uint4 whole[kReads];
+#pragma unroll
+        for (int i = 0; i < kReads; ++i) {
+            const int panel = vector / kPanelVectors * kStagedPanelBytes;
+            whole[i] = load_vector(staging + panel + panel_offset(row + i * kReadRows, vector % kPanelVectors));
+        }
+        const int first = tile_row - lane / kQuad + row;
+        Element* to_result = result + first * stride + vector * kVectorElements;
+#pragma unroll
+        for (int i = 0; i < kReads; ++i) {
+            if (first + i * kReadRows < rows) *reinterpret_cast<uint4*>(to_result + i * kReadRows * stride) = whole[i];
+        }
+    }
+
+    static __device__ __forceinline__ uint4 load_vector(unsigned from) {
+        uint4 vector;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
+                     : "r"(from)
+                     : "memory");
+        return vector;
     }
 };
 

@@ -56,10 +56,18 @@ __device__ __forceinline__ void store_floats(T* to, const float (&source)[V]) {
 // ---- Launches that overlap: see driver_launch.py.
 
 // Waits until the kernels before this one on the stream have ended and what they wrote is there. Every thread of every
-// kernel calls it before it touches device memory.
+// kernel calls it before it touches device memory that they may have written, or may still read: all but plans.
 __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel's blocks take their place once all blocks of this one have called it: they wait for its end. Who
+// calls it before its own wait lets kernels queue up, each in the room that the ones before still need.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -202,6 +210,22 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&result)[4], 
                  : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
                  : "r"(address)
                  : "memory");
+}
+
+// Stores what load_matrices loads: lane l names row l % 8 of matrix l / 8, lane 4r + c has columns 2c and 2c + 1 of row r.
+__device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&source)[4]) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(source[0]),
+                 "r"(source[1]), "r"(source[2]), "r"(source[3])
+                 : "memory");
+#else
+    const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+        const unsigned row = __shfl_sync(kFullWarp, address, m * 8 + lane / 4);
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(source[m]) : "memory");
+    }
+#endif
 }
 
 // sum (16x8, float32) += a (16x16) * b (16x8). Lane 4r + c holds sum columns 2c, 2c + 1 of rows r and r + 8.
