@@ -22,8 +22,12 @@
 // Copies are the job of all threads, or of a warpgroup of its own (kLoader), whose registers the others take over. With
 // a loader, warpgroups take turns in issuing products, so that one's softmax runs beside another's products.
 //
-// Where few thread blocks have long lists, several warpgroups share 64 rows (kSplits): each takes every so manieth block,
-// copied into a ring of its own, and the first merges what they found.
+// Where there are few tiles, the thread blocks of a cluster share one of 64 rows (kSplits): each takes every so manieth
+// block. Then each has some warps' rows to finish, and gives what it found of the others to whoever finishes those:
+//
+//   block 0   blocks 0, 4, ... | warps 1, 2, 3 to their blocks |         | merges and stores rows  0 to 15
+//   block 1   blocks 1, 5, ... | warps 0, 2, 3                 | barrier | merges and stores rows 16 to 31
+//   ...
 //
 // The biases of queries and values are added; that of keys shifts all scores of a row alike, which softmax undoes.
 #pragma once
@@ -107,74 +111,76 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     constexpr int kResultStride = Shape::kMerged ? Block::kWidth : Block::kHeadDim;
     extern __shared__ char shared[];
     const int role = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupSize, 0);
-    const int split = Block::kSplits > 1 ? role : 0;
-    const unsigned first_ring = (shared_address(shared) + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
-    const Ring<Shape> ring{first_ring + split * Block::kRingBytes};
+    const int split = static_cast<int>(blockIdx.x) % Block::kSplits;
+    const Ring<Shape> ring{(shared_address(shared) + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment};
     const bool copies = !Shape::kLoader || role == 0, computes = !Shape::kLoader || role > 0;
 
     Task<Shape> task;
-    task.read(lists);
-    const typename Shape::Element* head_queries = qkv + task.queries_at();
+    task.read(lists, static_cast<int>(blockIdx.x) / Block::kSplits);
     const typename Shape::Element* head_bias = bias + task.head * Block::kHeadDim;
     const int rows = Block::kSeqLen - task.first_row();
-    const int blocks = (task.count - split + Block::kSplits - 1) / Block::kSplits;  // of this ring
+    const int blocks = (task.count - split + Block::kSplits - 1) / Block::kSplits;  // of this block's
 
     // What needs no input is done while the kernel before this one ends.
     Copier<Shape> copier;
     Warpgroup<Shape> warpgroup;
     typename Warpgroup<Shape>::Fetched queries;
     int2 first_bitmaps;
-    if (copies) copier.start(ring, threadIdx.x % Block::kRingThreads, head_queries, task, split);
+    if constexpr (Block::kSplits > 1) announce_to_cluster();
+    if (copies) copier.start(ring, threadIdx.x, qkv, task, split);
     if (computes) {
-        warpgroup.start(ring.base, role - Shape::kLoader - split);
+        warpgroup.start(ring.base, role - Shape::kLoader, task.queries_at() + task.first_row() * Block::kTokenStride);
         first_bitmaps = make_int2(task.entries[split].bitmap, task.entries[split + Block::kSplits].bitmap);
     }
-    if (threadIdx.x % Block::kRingThreads == 0) ring.initialise();
+    if (threadIdx.x == 0) ring.initialise();
     __syncthreads();
     wait_for_inputs();
     let_next_begin();
 
-    if (computes) {
-        warpgroup.fetch_queries(queries, head_queries + task.first_row() * Block::kTokenStride, head_bias, rows);
+    if constexpr (Block::kCopiesQueries) {
+        if (copies && blocks > 0) copier.copy_queries(rows);
+    } else {
+        if (computes) warpgroup.fetch_queries(queries, qkv, head_bias, rows);
     }
     if constexpr (Shape::kLoader) {
         if (!computes) {
             shrink_registers<Shape::kLoaderRegisters>();
             for (int i = 0; i < blocks; ++i) copier.copy();
-            wait_copies<0>();
+            finish_copies();
             return;
         }
         grow_registers<Shape::kRegisters>();
     } else {
 #pragma unroll
-        for (int i = 0; i < Block::kAhead; ++i) {
+        for (int i = 0; i < Block::kBegun; ++i) {
             if (i < blocks) copier.copy_to_empty();
         }
     }
-    warpgroup.place_queries(queries);
+    if constexpr (!Block::kCopiesQueries) warpgroup.place_queries(queries);
     const auto feed = [&](int i) {
-        if (!Shape::kLoader && i + Block::kAhead < blocks) copier.copy();
+        const int next = i + Block::kAhead;
+        if (!Shape::kLoader && next >= Block::kBegun && next < blocks) copier.copy();
     };
     if (blocks > 0) {
         const int count = Block::kSplits > 1 ? blocks : task.count_of(warpgroup.group);
         attend(warpgroup, ring, task.entries + split, first_bitmaps, bitmaps, count, feed);
     }
-    if constexpr (!Shape::kLoader) wait_copies<0>();  // others may still wait for what an early one has copied
+    const int warp = threadIdx.x / kWarpSize - Shape::kLoader * kWarpgroupSize / kWarpSize;
     if constexpr (Block::kSplits > 1) {
-        char* first = shared + (first_ring - shared_address(shared));
-        const auto results = [&](int of) { return reinterpret_cast<float*>(first + of * Block::kRingBytes); };
-        const int thread = threadIdx.x % kWarpgroupSize;
-        if (split > 0) warpgroup.leave(results(split) + thread);
-        __syncthreads();
-        if (split > 0) return;
+        const int finisher = warp / Block::kFinishedWarps;
+        await_cluster();  // all blocks have begun: they have shared memory
+        if (finisher != split) warpgroup.give(remote_address(ring.partial(split, finisher, warp), finisher));
+        synchronise_cluster();
+        if (finisher != split) return;
 #pragma unroll
-        for (int other = 1; other < Block::kSplits; ++other) warpgroup.take(results(other) + thread);
+        for (int other = 1; other < Block::kSplits; ++other) {
+            warpgroup.take(ring.partial((split + other) % Block::kSplits, split, warp));
+        }
     } else {
         synchronise_some<Block::kGroups * kWarpgroupSize>(Block::kStoreBarrier);  // nobody needs the ring any more
     }
-    const int warp = threadIdx.x / kWarpSize - Shape::kLoader * kWarpgroupSize / kWarpSize;
     warpgroup.store(result + task.result_at(), kResultStride, head_bias + 2 * Block::kWidth, rows,
-                    first_ring + warp * kWarpRows * Block::kRowVectors * kVectorBytes);
+                    ring.base + warp * kWarpRows * Block::kRowVectors * kVectorBytes);
 }
 
 }  // namespace atoffer

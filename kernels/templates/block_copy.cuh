@@ -15,11 +15,17 @@ struct Copier {
     static_assert(kStep % 8 == 0, "a thread's columns have the same place in the swizzle's pattern");
     static_assert(kWordBits % kStep == 0, "a thread's columns have fixed bits");
 
+    static constexpr int kPanelVectors = kPanelElements / kVectorElements;
+    static constexpr int kHalfway = Block::kWidth / 2;  // from keys or values to the middle between them
+
     Ring<Shape> ring;
-    const Element* head;
-    const Element* keys;  // the thread's channels of column `column`; values lie kWidth elements further
-    int column;
-    unsigned to;  // byte offset of the thread's first vector in a matrix
+    const Element* qkv;
+    // Where the thread's channels of column `column` begin, halfway between keys and values: of the next block where a
+    // rule says what is needed, else of the first. So both are near enough for an instruction's offset.
+    int middle;
+    int queries;  // where its channels of row `column` of the tile's queries begin
+    int column, vector;
+    unsigned first_stage, first_query;  // addresses of the thread's first vector in the first keys, and in the queries
     Place<Block::kStages> place;
     // Where a rule says what is needed: the block to be copied next, and the column before which all are needed.
     int number, end;
@@ -27,15 +33,14 @@ struct Copier {
     Entry<Shape> entry, next_entry;
     const Entry<Shape>* list;
 
-    __device__ __forceinline__ void start(Ring<Shape> buffers, int thread, const Element* head_queries,
+    __device__ __forceinline__ void start(Ring<Shape> buffers, int thread, const Element* tensor,
                                           const Task<Shape>& task, int split) {
         ring = buffers;
         column = thread / Block::kRowVectors;
-        const int vector = thread % Block::kRowVectors;
-        constexpr int kPanelVectors = kPanelElements / kVectorElements;
-        to = vector / kPanelVectors * Block::kPanelBytes + panel_offset(column, vector % kPanelVectors);
-        head = head_queries;
-        keys = head + Block::kWidth + column * Block::kTokenStride + vector * kVectorElements;
+        vector = thread % Block::kRowVectors;
+        qkv = tensor;
+        const int own = task.queries_at() + column * Block::kTokenStride + vector * kVectorElements;
+        middle = own + Block::kWidth + kHalfway;
         if constexpr (Block::kReach == kListed) {
             list = task.entries + split;
             entry = list[0];
@@ -43,7 +48,35 @@ struct Copier {
             list += 2 * Block::kSplits;
         } else {
             number = split;
+            middle += split * Block::kColumns * Block::kTokenStride;
             end = task.needed_before(Block::kRows);
+        }
+        first_stage = ring.keys(0) + offset(Block::kPanelBytes);
+        settle(middle);
+        settle(first_stage);
+        if constexpr (Block::kCopiesQueries) {
+            queries = own + task.first_row() * Block::kTokenStride;
+            first_query = ring.base + offset(Block::kQueryPanelBytes);
+            settle(queries);
+            settle(first_query);
+        }
+    }
+
+    // The tile's queries, where products take them from shared memory as they are; they are there when the first keys
+    // are. `rows` are left in the sequence: those beyond it become zeros.
+    __device__ __forceinline__ void copy_queries(int rows) const {
+        const Element* from = qkv + queries;
+        if (Block::kSeqLen % Block::kRows == 0 || rows >= Block::kRows) {
+#pragma unroll
+            for (int row = 0; row < Block::kRows; row += kStep) {
+                copy_async<kVectorBytes>(query_vector(row), from + row * Block::kTokenStride);
+            }
+        } else {
+#pragma unroll
+            for (int row = 0; row < Block::kRows; row += kStep) {
+                const bool exists = column + row < rows;
+                copy_async<kVectorBytes>(query_vector(row), exists ? from + row * Block::kTokenStride : qkv, exists);
+            }
         }
     }
 
@@ -55,9 +88,10 @@ struct Copier {
 
     // The same where the buffer was never used.
     __device__ __forceinline__ void copy_to_empty() {
-        copy_matrix(ring.keys(place.stage), 0);
+        const unsigned to = first_stage + place.stage * 2 * Block::kMatrixBytes;
+        copy_matrix(to, -kHalfway);
         arrive_with_copies(ring.keys_here(place.stage));
-        copy_matrix(ring.values(place.stage), Block::kWidth);
+        copy_matrix(to + Block::kMatrixBytes, kHalfway);
         arrive_with_copies(ring.values_here(place.stage));
         place.advance();
         if constexpr (Block::kReach == kListed) {
@@ -66,37 +100,60 @@ struct Copier {
             list += Block::kSplits;
         } else {
             number += Block::kSplits;
+            middle += Block::kSplits * Block::kColumns * Block::kTokenStride;
         }
     }
 
-    // Keys, or values, which lie `offset` elements further.
-    __device__ __forceinline__ void copy_matrix(unsigned matrix, int offset) const {
-        const int first = (Block::kReach == kListed ? entry.number : number) * Block::kColumns;
-        const Element* from = keys + first * Block::kTokenStride + offset;
-        const bool whole = Block::kReach == kListed ? entry.bitmap < 0 : first + Block::kColumns <= end;
-        if (whole) {
-            copy_columns(matrix + to, from);
+private:
+    // Byte offset of the thread's first vector in a matrix of panels of so many bytes.
+    __device__ __forceinline__ unsigned offset(int panel_bytes) const {
+        return vector / kPanelVectors * panel_bytes + panel_offset(column, vector % kPanelVectors);
+    }
+
+    // Where its vector of that row, a multiple of kStep further, comes.
+    __device__ __forceinline__ unsigned query_vector(int row) const {
+        return first_query + row / kWarpgroupRows * Block::kPanels * Block::kQueryPanelBytes +
+               row % kWarpgroupRows * kPanelRowBytes;
+    }
+
+    // Of the block that `middle` is in.
+    __device__ __forceinline__ int first_column() const {
+        return Block::kReach == kListed ? 0 : number * Block::kColumns;
+    }
+
+    // Keys, or values, which lie so many elements from the middle.
+    __device__ __forceinline__ void copy_matrix(unsigned to, int apart) const {
+        const Element* from = qkv + middle + apart;
+        bool whole = true;
+        if constexpr (Block::kReach == kListed) {
+            from += entry.number * Block::kColumns * Block::kTokenStride;
+            whole = entry.bitmap < 0;
         } else {
-            copy_wanted(matrix + to, from, first);
+            whole = first_column() + Block::kColumns <= end;
+        }
+        if (whole) {
+            copy_columns(to, from);
+        } else {
+            copy_wanted(to, from);
         }
     }
 
-    __device__ __forceinline__ void copy_columns(unsigned stage, const Element* from) const {
+    __device__ __forceinline__ void copy_columns(unsigned to, const Element* from) const {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-            copy_async<kVectorBytes>(stage + i * kStep * kPanelRowBytes, from + i * kStep * Block::kTokenStride);
+            copy_async<kVectorBytes>(to + i * kStep * kPanelRowBytes, from + i * kStep * Block::kTokenStride);
         }
     }
 
     // Columns that no row of the tile keeps, those beyond the sequence among them, become zeros and are not read.
-    __device__ __forceinline__ void copy_wanted(unsigned stage, const Element* from, int first) const {
+    __device__ __forceinline__ void copy_wanted(unsigned to, const Element* from) const {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
             const bool wants = Block::kReach == kListed
                                    ? entry.wanted[i * kStep / kWordBits] >> (i * kStep % kWordBits + column) & 1
-                                   : first + column + i * kStep < end;
-            const Element* column_from = wants ? from + i * kStep * Block::kTokenStride : head;
-            copy_async<kVectorBytes>(stage + i * kStep * kPanelRowBytes, column_from, wants);
+                                   : first_column() + column + i * kStep < end;
+            const Element* column_from = wants ? from + i * kStep * Block::kTokenStride : qkv;
+            copy_async<kVectorBytes>(to + i * kStep * kPanelRowBytes, column_from, wants);
         }
     }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "barriers.cuh"
+#include "cluster.cuh"
 #include "registers.cuh"
 #include "wgmma.cuh"
 
@@ -30,13 +31,13 @@ struct Blocking {
     static constexpr int kRows = Shape::kRows, kColumns = Shape::kColumns, kStages = Shape::kStages;
 
     static constexpr int kGroups = kRows / kWarpgroupRows;
-    static constexpr int kSplits = Shape::kSplits;  // warpgroups that compute the same 64 rows, each with a ring of its own
-    static constexpr int kThreads = (kGroups * kSplits + Shape::kLoader) * kWarpgroupSize;
-    static constexpr int kRingThreads = kSplits > 1 ? kWarpgroupSize : kThreads;
-    static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kRingThreads;
+    static constexpr int kSplits = Shape::kSplits;  // blocks of a cluster that share the same 64 rows
+    static constexpr int kThreads = (kGroups + Shape::kLoader) * kWarpgroupSize;
+    static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kThreads;
     // Where all threads copy: blocks on their way beyond the one whose scores are computed. The buffer to be filled is
     // then that of the block before last, which no warpgroup needs for long any more.
     static constexpr int kAhead = kStages - 2;
+    static constexpr int kBegun = Shape::kEager ? kStages : kAhead;  // at the start: all buffers are empty
 
     static constexpr int kTiles = (kSeqLen + kRows - 1) / kRows;
     static constexpr int kEndEntries = 8;  // that end a list: each warpgroup looks two of its blocks ahead
@@ -51,27 +52,30 @@ struct Blocking {
     static constexpr int kPanelBytes = kColumns * kPanelRowBytes;  // of keys or values
     static constexpr int kMatrixBytes = kPanels * kPanelBytes;
     static constexpr int kRowWords = kColumns / kWordBits;
+    // Queries that need no bias are copied to where products take them from; else they come by way of registers.
+    static constexpr bool kCopiesQueries = Shape::kSharedQueries && !Shape::kAddBias;
     static constexpr int kQueryPanelBytes = kWarpgroupRows * kPanelRowBytes;
     static constexpr int kQueryBytes = Shape::kSharedQueries ? kGroups * kPanels * kQueryPanelBytes : 0;
 
-    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, barriers; again for each
-    // ring. A ring's stages hold its warpgroup's results in the end.
+    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, barriers; what the other
+    // blocks of the cluster found of the rows that this one finishes, each of its warps' 16. The stages hold what is
+    // stored in the end.
     static constexpr int kStagesAt = kQueryBytes;
     static constexpr int kBarriersAt = kStagesAt + kStages * 2 * kMatrixBytes;
-    static constexpr int kRingBytes =
-        (kBarriersAt + kStages * 3 * kBarrierBytes + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
-    static constexpr int kResultFloats = kHeadDim / 2 + 4;  // a thread's sums, maxima and totals
+    static constexpr int kPartialsAt = (kBarriersAt + kStages * 3 * kBarrierBytes + 15) / 16 * 16;
+    static constexpr int kFinishedWarps = kWarpgroupSize / kWarpSize / kSplits;
+    static constexpr int kPartialVectors = (kHeadDim / 2 + 4) / 4;  // a thread's sums, maxima and totals
+    static constexpr int kPartialBytes = kPartialVectors * kWarpSize * kVectorBytes;  // a warp's
 
     static_assert(sizeof(Element) == 2, "tensor cores take 16-bit elements");
     static_assert(kHeadDim == 64 || kHeadDim == 128, "heads are one or two panels wide");
     static_assert(kRows % kWarpgroupRows == 0, "a warpgroup covers 64 rows");
     static_assert(kColumns % kWordBits == 0, "a row of a bitmap is whole words");
     static_assert(kStages >= (Shape::kLoader ? 2 : 3), "a block is copied while two others are in use");
-    static_assert(kSplits == 1 || (kGroups == 1 && !Shape::kLoader && !Shape::kSharedQueries),
-                  "warpgroups that share rows copy for themselves and have the queries in registers");
+    static_assert(kSplits == 1 || (kGroups == 1 && !Shape::kLoader),
+                  "blocks that share rows have one warpgroup, which copies for itself");
     static_assert(2 * kSplits <= kEndEntries, "what is read ahead of a list's end is there");
     static_assert(kRows * kRowVectors * kVectorBytes <= kBarriersAt, "a ring has room for the tile's results");
-    static_assert(kResultFloats * kWarpgroupSize * 4 <= kBarriersAt - kStagesAt, "a ring has room for results");
     static_assert(Shape::kLoader || (kRows - kWarpgroupRows + kColumns - 1) / kColumns <= kAhead,
                   "a warpgroup that ends at its diagonal has begun all copies that the others wait for");
 };
@@ -102,6 +106,14 @@ struct Ring {
     }
     __device__ __forceinline__ unsigned values_here(int stage) const { return keys_here(stage) + kBarrierBytes; }
     __device__ __forceinline__ unsigned emptied(int stage) const { return keys_here(stage) + 2 * kBarrierBytes; }
+
+    // What the block `from` of the cluster found of the rows of warp `warp`, which block `to` finishes: where in the
+    // shared memory of `to`.
+    __device__ __forceinline__ unsigned partial(int from, int to, int warp) const {
+        const int place = (from - to - 1 + Block::kSplits) % Block::kSplits;  // among the others
+        return base + Block::kPartialsAt +
+               (place * Block::kFinishedWarps + warp % Block::kFinishedWarps) * Block::kPartialBytes;
+    }
 
     __device__ __forceinline__ void initialise() const {
 #pragma unroll
@@ -140,12 +152,12 @@ struct Task {
     int count;  // of column blocks
     const Entry<Shape>* entries;
 
-    __device__ __forceinline__ void read(const Entry<Shape>* lists) {
+    __device__ __forceinline__ void read(const Entry<Shape>* lists, int number) {
         constexpr int kPairs = Shape::kBatch * Block::kHeads;
         constexpr int kAtOnce = Shape::kPairsAtOnce;
-        const int first_pair = static_cast<int>(blockIdx.x) / (kAtOnce * Block::kTiles) * kAtOnce;
+        const int first_pair = number / (kAtOnce * Block::kTiles) * kAtOnce;
         const int pairs = min(kAtOnce, kPairs - first_pair);
-        const int within = static_cast<int>(blockIdx.x) - first_pair * Block::kTiles;
+        const int within = number - first_pair * Block::kTiles;
         head = (first_pair + within % pairs) % Block::kHeads;
         batch = (first_pair + within % pairs) / Block::kHeads;
         const int mask = Shape::kMaskBatches == 1 ? 0 : batch;

@@ -38,6 +38,7 @@ struct Warpgroup {
     static constexpr int kStagedPanelBytes = kWarpRows * kPanelRowBytes;
 
     int lane, group, tile_row;  // tile_row: of this lane's first row; its second is 8 further
+    int from;                   // where this lane's first vector of queries is
     unsigned query[kDepthSteps][4];
     unsigned shared_queries;  // address
     float scores[Block::kColumns / 2];
@@ -52,11 +53,16 @@ struct Warpgroup {
         uint4 vectors[kVectorGroups][2];
     };
 
-    __device__ __forceinline__ void start(unsigned base, int warpgroup) {
+    // `queries` is where the tile's first query of this head is.
+    __device__ __forceinline__ void start(unsigned base, int warpgroup, int queries) {
         lane = threadIdx.x % kWarpSize;
         group = warpgroup;
         tile_row = group * kWarpgroupRows + threadIdx.x % kWarpgroupSize / kWarpSize * 16 + lane / kQuad;
         shared_queries = base + group * Block::kPanels * Block::kQueryPanelBytes;
+        if constexpr (!Block::kCopiesQueries) {
+            from = queries + tile_row * Block::kTokenStride + lane % kQuad * kVectorElements;
+            settle(from);
+        }
 #pragma unroll
         for (int i = 0; i < Block::kHeadDim / 2; ++i) sum[i] = 0.0f;
 #pragma unroll
@@ -66,21 +72,20 @@ struct Warpgroup {
         }
     }
 
-    // Reads whole vectors and adds the bias. Rows beyond the sequence are zeros. `queries` points at the tile's first
-    // query of this head.
-    __device__ __forceinline__ void fetch_queries(Fetched& fetched, const Element* queries, const Element* bias,
+    // Reads whole vectors and adds the bias. Rows beyond the sequence are zeros.
+    __device__ __forceinline__ void fetch_queries(Fetched& fetched, const Element* qkv, const Element* bias,
                                                   int rows) const {
 #pragma unroll
         for (int g = 0; g < kVectorGroups; ++g) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const int row = tile_row + r * 8, vector = g * kQuad + lane % kQuad;
                 uint4& loaded = fetched.vectors[g][r];
                 loaded = make_uint4(0, 0, 0, 0);
-                if (row < rows) {
-                    const Element* from = queries + row * Block::kTokenStride + vector * kVectorElements;
-                    loaded = *reinterpret_cast<const uint4*>(from);
+                if (tile_row + r * 8 < rows) {
+                    constexpr int kGroupElements = kQuad * kVectorElements;
+                    loaded = *reinterpret_cast<const uint4*>(qkv + from + r * 8 * Block::kTokenStride + g * kGroupElements);
                     if constexpr (Shape::kAddBias) {
+                        const int vector = g * kQuad + lane % kQuad;
                         loaded = biased(loaded, *reinterpret_cast<const uint4*>(bias + vector * kVectorElements));
                     }
                 }
@@ -111,9 +116,7 @@ struct Warpgroup {
             const int row = tile_row % kWarpgroupRows + r * 8, vector = g * kQuad + lane % kQuad;
             const unsigned to = shared_queries + vector / kPanelVectors * Block::kQueryPanelBytes +
                                 panel_offset(row, vector % kPanelVectors);
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(loaded.x), "r"(loaded.y),
-                         "r"(loaded.z), "r"(loaded.w)
-                         : "memory");
+            store_vector(to, loaded);
         } else {
             unsigned pairs[kQuad] = {loaded.x, loaded.y, loaded.z, loaded.w};
             transpose_quad(pairs);  // now pair c of vectors 4g to 4g + 3
@@ -234,15 +237,8 @@ struct Warpgroup {
         }
     }
 
-    // Makes the compiler compute the probabilities before what follows, a wait for products that run meanwhile: it
-    // would take the wait for free and do it first. No total is negative, and nothing is stored.
-    __device__ __forceinline__ void finish_softmax() const {
-        asm volatile(
-            "{\n\t.reg .pred never;\n\tsetp.lt.f32 never, %0, 0f00000000;\n\t"
-            "@never st.shared.f32 [%1], %0;\n\t}" ::"f"(total[0] + total[1]),
-            "r"(shared_queries)
-            : "memory");
-    }
+    // The softmax is over before what follows.
+    __device__ __forceinline__ void finish_softmax() const { compute_now(total[0] + total[1], shared_queries); }
 
     __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
@@ -256,32 +252,45 @@ struct Warpgroup {
         for (int i = 0; i < Block::kHeadDim / 2; ++i) sum[i] *= factor[i / 2 % 2];
     }
 
-    // ---- Results of warpgroups that share rows: a thread's values lie kWarpgroupSize floats apart.
+    // ---- What blocks that share rows found: a warp's vectors lie by lane.
 
-    __device__ __forceinline__ void leave(float* to) const {
+    // Stores it at a remote address.
+    __device__ __forceinline__ void give(unsigned remote) const {
+        const unsigned to = remote + lane * kVectorBytes;
+        store_remote(to, make_float4(maximum[0], maximum[1], total[0], total[1]));
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            to[r * kWarpgroupSize] = maximum[r];
-            to[(2 + r) * kWarpgroupSize] = total[r];
+        for (int i = 0; i < Block::kHeadDim / 8; ++i) {
+            const float* four = sum + 4 * i;
+            store_remote(to + (i + 1) * kWarpSize * kVectorBytes, make_float4(four[0], four[1], four[2], four[3]));
         }
-#pragma unroll
-        for (int i = 0; i < Block::kHeadDim / 2; ++i) to[(4 + i) * kWarpgroupSize] = sum[i];
     }
 
-    __device__ __forceinline__ void take(const float* from) {
-        float own[2], other[2];
+    // Merges it with this warp's own.
+    __device__ __forceinline__ void take(unsigned partial) {
+        const unsigned from = partial + lane * kVectorBytes;
+        const auto load = [&](int i) { return load_vector(from + i * kWarpSize * kVectorBytes); };
+        const uint4 first = load(0);
+        const float their_maximum[2] = {__uint_as_float(first.x), __uint_as_float(first.y)};
+        const float their_total[2] = {__uint_as_float(first.z), __uint_as_float(first.w)};
+        float own[2], theirs[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float highest = fmaxf(maximum[r], from[r * kWarpgroupSize]);
+            const float highest = fmaxf(maximum[r], their_maximum[r]);
             const float base = highest == negative_infinity() ? 0.0f : highest * Shape::kScaleLog2;
             own[r] = exp2_fast(fmaf(maximum[r], Shape::kScaleLog2, -base));
-            other[r] = exp2_fast(fmaf(from[r * kWarpgroupSize], Shape::kScaleLog2, -base));
-            total[r] = fmaf(total[r], own[r], from[(2 + r) * kWarpgroupSize] * other[r]);
+            theirs[r] = exp2_fast(fmaf(their_maximum[r], Shape::kScaleLog2, -base));
+            total[r] = fmaf(total[r], own[r], their_total[r] * theirs[r]);
             maximum[r] = highest;
         }
 #pragma unroll
-        for (int i = 0; i < Block::kHeadDim / 2; ++i) {
-            sum[i] = fmaf(sum[i], own[i / 2 % 2], from[(4 + i) * kWarpgroupSize] * other[i / 2 % 2]);
+        for (int i = 0; i < Block::kHeadDim / 8; ++i) {
+            const uint4 four = load(i + 1);
+            const unsigned words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& value = sum[4 * i + j];
+                value = fmaf(value, own[j / 2], __uint_as_float(words[j]) * theirs[j / 2]);
+            }
         }
     }
 
@@ -330,15 +339,6 @@ struct Warpgroup {
         for (int i = 0; i < kReads; ++i) {
             if (first + i * kReadRows < rows) *reinterpret_cast<uint4*>(to_result + i * kReadRows * stride) = whole[i];
         }
-    }
-
-    static __device__ __forceinline__ uint4 load_vector(unsigned from) {
-        uint4 vector;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
-                     : "r"(from)
-                     : "memory");
-        return vector;
     }
 };
 

@@ -71,6 +71,14 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
+// Has the compiler compute a place, which is not -1, before what follows: it would leave that until after the wait.
+template <class T>
+__device__ __forceinline__ void settle(T& place) {
+    static_assert(sizeof(T) == 4, "a place is an offset, or an address of shared memory");
+    asm volatile("{\n\t.reg .pred never;\n\tsetp.eq.u32 never, %0, -1;\n\t@never st.shared.u32 [%0], %0;\n\t}"
+                 : "+r"(place)::"memory");
+}
+
 // ---- Activations of operator 11.
 
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -159,38 +167,13 @@ __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool v
 // Closes a group of copies.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// Waits for all copies that this thread has begun.
+__device__ __forceinline__ void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Waits until at most PENDING of this thread's groups are still on their way.
 template <int PENDING>
 __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-// ---- Thread-block clusters (sm_90 and later).
-
-// Waits for every thread of the cluster; what they wrote to shared memory is then visible to all of them.
-__device__ __forceinline__ void synchronise_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// V floats (1, 2 or 4) in the shared memory of the cluster's block `rank`, at the place that `from` is in this block's.
-template <int V>
-__device__ __forceinline__ void load_remote(float (&result)[V], const float* from, int rank) {
-    static_assert(V == 1 || V == 2 || V == 4, "a load moves 4, 8 or 16 bytes");
-    unsigned address;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(from)), "r"(rank));
-    if constexpr (V == 4) {
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
-                     : "r"(address)
-                     : "memory");
-    } else if constexpr (V == 2) {
-        asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(result[0]), "=f"(result[1])
-                     : "r"(address)
-                     : "memory");
-    } else {
-        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(result[0]) : "r"(address) : "memory");
-    }
 }
 
 // ---- Tensor cores (sm_80 and later).
@@ -226,6 +209,22 @@ __device__ __forceinline__ void store_matrices(unsigned address, const unsigned 
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(source[m]) : "memory");
     }
 #endif
+}
+
+// Whole vectors by shared address, a multiple of 16.
+__device__ __forceinline__ uint4 load_vector(unsigned address) {
+    uint4 vector;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
+                 : "r"(address)
+                 : "memory");
+    return vector;
+}
+
+__device__ __forceinline__ void store_vector(unsigned address, uint4 vector) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(vector.x), "r"(vector.y), "r"(vector.z),
+                 "r"(vector.w)
+                 : "memory");
 }
 
 // sum (16x8, float32) += a (16x16) * b (16x8). Lane 4r + c holds sum columns 2c, 2c + 1 of rows r and r + 8.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "barriers.cuh"
+#include "cluster.cuh"
 #include "common.cuh"
 #include "tf32.cuh"
 
@@ -68,6 +69,20 @@ __device__ inline void take_turns(int* counts, float* result) {
         while (load_acquired(counts + 1 - blockIdx.x) == 0) continue;
         result[blockIdx.x] = 1.0f;
     }
+}
+
+// Each block of a cluster of two leaves its number with the other; the second may be `gone` before.
+__device__ inline void exchange_numbers(char* memory, bool gone, float* result) {
+    const int rank = blockIdx.x % 2;
+    if (gone && rank == 1) return;
+    if (!gone) synchronise_cluster();
+    const float4 own = {static_cast<float>(blockIdx.x), 0.0f, 0.0f, 0.0f};
+    if (gone) {
+        for (int i = 0; i < 1000; ++i) emulation::pause();
+    }
+    if (threadIdx.x == 0) store_remote(remote_address(shared_address(memory), 1 - rank), own);
+    synchronise_cluster();
+    if (threadIdx.x == 0) result[blockIdx.x] = *reinterpret_cast<const float*>(memory);
 }
 
 }  // namespace atoffer

@@ -70,7 +70,8 @@ struct Thread {
     const char* waits = "";             // for what
     const unsigned* counter = nullptr;  // goes on when this is no longer `seen`
     unsigned seen = 0;
-    std::deque<Copy> copies;  // begun, not complete
+    unsigned cluster_round = 0;  // of the cluster's meeting, when it announced itself
+    std::deque<Copy> copies;     // begun, not complete
 
     bool can_run() const { return !done && (counter == nullptr || *counter != seen); }
 };
@@ -112,6 +113,9 @@ static std::mt19937 source;
 static ucontext_t scheduler;
 static Thread* current = nullptr;
 static int idle_rounds = 0;
+static int cluster_blocks = 1;
+static std::map<int, Meeting> clusters;
+static std::vector<std::unique_ptr<Block>> blocks;  // that are resident
 static void* const* kernel_arguments;
 
 void fail(const char* format, ...) {
@@ -189,6 +193,15 @@ void synchronise(int name, int threads) {
          "a named barrier");
 }
 
+void announce(int name, int threads) {
+    Meeting& meeting = current->block->meetings[name];
+    changed();
+    if (++meeting.arrived == threads) {
+        meeting.arrived = 0;
+        ++meeting.round;
+    }
+}
+
 void copy_later(unsigned to, const void* from, int bytes, bool valid) {
     shared_bytes("a copy", to, bytes);
     if (reinterpret_cast<uintptr_t>(from) % bytes != 0) fail("a copy of %d bytes from a misaligned address", bytes);
@@ -235,6 +248,36 @@ bool phase_over(unsigned address, int parity) {
     return static_cast<int>(barrier_at(*current->block, address).phase % 2) != parity;
 }
 
+// ---- Clusters.
+
+static Meeting& cluster_of(const Block& block) { return clusters[block.number / cluster_blocks]; }
+
+void announce_to_cluster() {
+    Meeting& meeting = cluster_of(*current->block);
+    current->cluster_round = meeting.round;
+    changed();
+    if (++meeting.arrived == cluster_blocks * static_cast<int>(current->block->threads.size())) {
+        meeting.arrived = 0;
+        ++meeting.round;
+    }
+    pause();
+}
+
+void await_cluster() {
+    Meeting& meeting = cluster_of(*current->block);
+    if (meeting.round == current->cluster_round) leave("its cluster", &meeting.round);
+}
+
+char* remote_bytes(unsigned address, int rank, int bytes) {
+    if (rank >= cluster_blocks) fail("a cluster of %d blocks has no block %d", cluster_blocks, rank);
+    shared_bytes("a remote access", address, bytes);
+    const int number = current->block->number / cluster_blocks * cluster_blocks + rank;
+    for (const auto& block : blocks) {
+        if (block->number == number) return block->shared->data() + (address - kSharedBase);
+    }
+    fail("block %d has no shared memory: it has not begun, or has ended", number);
+}
+
 // ---- The device: resident blocks take turns.
 
 static void complete(Block& block, const Copy& copy) {
@@ -245,6 +288,13 @@ static void complete(Block& block, const Copy& copy) {
         std::memcpy(to, copy.from, copy.bytes);
     } else {
         std::memset(to, 0, copy.bytes);
+    }
+}
+
+void finish_copies() {
+    while (!current->copies.empty()) {
+        complete(*current->block, current->copies.front());
+        current->copies.pop_front();
     }
 }
 
@@ -303,7 +353,7 @@ static std::unique_ptr<Block> start_block(int number, int threads, Guarded* shar
     return block;
 }
 
-static void report_deadlock(const std::vector<std::unique_ptr<Block>>& blocks) {
+static void report_deadlock() {
     fprintf(stderr, "deadlock\n");
     for (const auto& block : blocks) {
         for (size_t warp = 0; warp < block->warps.size(); ++warp) {
@@ -320,7 +370,6 @@ static void report_deadlock(const std::vector<std::unique_ptr<Block>>& blocks) {
 }
 
 static void run_grid(int grid, int threads, size_t shared_bytes, int residents) {
-    std::vector<std::unique_ptr<Block>> blocks;
     std::vector<Guarded> memories;
     std::vector<char*> stacks;
     for (int place = 0; place < residents; ++place) {
@@ -338,7 +387,7 @@ static void run_grid(int grid, int threads, size_t shared_bytes, int residents) 
         }
         std::shuffle(warps.begin(), warps.end(), source);
         for (const auto& [block, warp] : warps) run_warp(*block, warp);
-        if (++idle_rounds > kPatience) report_deadlock(blocks);
+        if (++idle_rounds > kPatience) report_deadlock();
         for (auto& block : blocks) {
             if (!block->over()) continue;
             if (!block->shared->fenced()) fail("block %d wrote behind its shared memory", block->number);
@@ -372,13 +421,13 @@ static void transfer(size_t moved, size_t expected) {
     if (moved != expected) emulation::fail("the file of arguments is cut off");
 }
 
-// machine FILE GRID THREADS SHARED_BYTES RESIDENTS SEED: one launch. FILE holds, as 64-bit numbers, how many arguments
+// machine FILE GRID THREADS SHARED_BYTES RESIDENTS SEED CLUSTER_BLOCKS: one launch. FILE holds, as 64-bit numbers, how many arguments
 // there are and the bytes of each, then the arguments, which are written back.
 int main(int count, char** words) {
     using namespace emulation;
-    if (count != 7) fail("wrong number of arguments");
-    int64_t numbers[5];
-    for (int i = 0; i < 5; ++i) numbers[i] = std::atoll(words[i + 2]);
+    if (count != 8) fail("wrong number of arguments");
+    int64_t numbers[6];
+    for (int i = 0; i < 6; ++i) numbers[i] = std::atoll(words[i + 2]);
     FILE* file = std::fopen(words[1], "r+b");
     if (file == nullptr) fail("cannot open %s", words[1]);
     int64_t arrays = 0;
@@ -395,6 +444,7 @@ int main(int count, char** words) {
     }
     kernel_arguments = pointers.data();
     source.seed(numbers[4]);
+    cluster_blocks = numbers[5];
     watch_memory();
     run_grid(numbers[0], numbers[1], numbers[2], numbers[3]);
     std::fseek(file, start, SEEK_SET);

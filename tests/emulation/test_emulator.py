@@ -18,6 +18,7 @@ extern "C" __global__ void entry(const __half* a, const __half* b, const int* fa
     if (*fault == 100) return atoffer::take_turns(counts, result);
     if (*fault == 103) return atoffer::multiply_tf32(a, b, result);
     if (*fault == 101) return atoffer::read_early(memory, a, result);
+    if (*fault == 104 || *fault == 105) return atoffer::exchange_numbers(memory, *fault == 105, result);
     if (*fault == 102) while (true) ++*const_cast<volatile int*>(counts);
     atoffer::misuse(*fault, memory, a, result);
 }
@@ -25,7 +26,7 @@ extern "C" __global__ void entry(const __half* a, const __half* b, const int* fa
 PROGRAM = KernelProgram(
     entry="entry",
     source=SOURCE,
-    headers=("common.cuh", "barriers.cuh", "tf32.cuh"),
+    headers=("common.cuh", "barriers.cuh", "cluster.cuh", "tf32.cuh"),
     grid=(1, 1, 1),
     block=(32, 1, 1),
     shared_bytes=SHARED_BYTES,
@@ -107,6 +108,19 @@ def test_resident_blocks_take_turns(launch):
 def test_blocks_that_wait_for_later_ones_wait_for_ever(launch):
     with pytest.raises(EmulationError, match="deadlock"):
         launch(100, residents=1, grid=(2, 1, 1))
+
+
+CLUSTERS = {"source": SOURCE.replace("__global__ void", "__global__ void __cluster_dims__(2, 1, 1)"), "grid": (4, 1, 1)}
+
+
+@pytest.mark.parametrize("residents", [2, 3, 4])
+def test_blocks_of_a_cluster_store_into_each_other(launch, residents):
+    assert launch(104, residents, **CLUSTERS)["result"][:4].tolist() == [1, 0, 3, 2]
+
+
+def test_a_block_that_has_ended_has_no_shared_memory(launch):
+    with pytest.raises(EmulationError, match="block 1 has no shared memory: it has not begun, or has ended"):
+        launch(105, 2, source=CLUSTERS["source"], grid=(2, 1, 1))
 
 
 def test_what_does_not_compile_says_why(emulator):
