@@ -127,7 +127,7 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     typename Warpgroup<Shape>::Fetched queries;
     int2 first_bitmaps;
     if constexpr (Block::kSplits > 1) announce_to_cluster();
-    if (copies) copier.start(ring, threadIdx.x, qkv, task, split);
+    if (copies) copier.start(ring, threadIdx.x % Block::kCopyThreads, qkv, task, split);
     if (computes) {
         warpgroup.start(ring.base, role - Shape::kLoader, task.queries_at() + task.first_row() * Block::kTokenStride);
         first_bitmaps = make_int2(task.entries[split].bitmap, task.entries[split + Block::kSplits].bitmap);

@@ -124,11 +124,11 @@ private:
     // Keys, or values, which lie so many elements from the middle.
     __device__ __forceinline__ void copy_matrix(unsigned to, int apart) const {
         const Element* from = qkv + middle + apart;
-        bool whole = true;
+        bool whole = Block::kAlwaysWhole;
         if constexpr (Block::kReach == kListed) {
             from += entry.number * Block::kColumns * Block::kTokenStride;
             whole = entry.bitmap < 0;
-        } else {
+        } else if constexpr (!Block::kAlwaysWhole) {
             whole = first_column() + Block::kColumns <= end;
         }
         if (whole) {

@@ -43,6 +43,8 @@ struct Blocking {
     static constexpr int kEndEntries = 8;  // that end a list: each warpgroup looks two of its blocks ahead
     static constexpr int kListEntries = 1 + (kSeqLen + kColumns - 1) / kColumns + kEndEntries;
     static constexpr int kReach = Shape::kReach;
+    // Whether tiles and the sequence end where blocks do, and a rule gives the blocks: then all columns are needed.
+    static constexpr bool kAlwaysWhole = kReach != kListed && kSeqLen % kColumns == 0 && kRows % kColumns == 0;
     static constexpr int kStoreBarrier = 15;  // beyond those of queries and turns
     static constexpr int kWidth = kHeads * kHeadDim;
     static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next

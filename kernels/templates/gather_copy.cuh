@@ -113,7 +113,7 @@ struct Copier {
     __device__ __forceinline__ Copier(const Element* qkv, const Element* bias, const Plan<Element>& plan,
                                       const Shared<Shape>& shared)
         : qkv(qkv), bias(bias), plan(plan), shared(shared) {
-        thread = threadIdx.x - Tile::kThreads;
+        thread = (threadIdx.x - Tile::kThreads) % Tile::kCopyThreads;  // the remainder tells the compiler its range
         first_row = thread / Tile::kRowVectors;
         vector = thread % Tile::kRowVectors;
     }
@@ -204,11 +204,12 @@ struct Copier {
         rows.fetch(thread, [&](int row) { return source.row(row); });
         Columns next;
         next.fetch(thread, [&](int row) { return source.column(row); });
+        wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
+        copy_plan(item);
         wait_for_inputs();
         const int drawn = kDraws ? draw() : Tile::kTickets;  // on its way while this item is copied
-        wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
         copy_queries(queries, rows, length);
-        copy_small(item, bias + channels);
+        if constexpr (Shape::kAddBias) copy_biases(bias + channels);
         publish(ticket, length, chunks);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const Columns fetched = next;
@@ -312,8 +313,8 @@ struct Copier {
         }
     }
 
-    // Row numbers, their orders, the item, and the head's biases of queries and values.
-    __device__ __forceinline__ void copy_small(int item, const Element* head_bias) const {
+    // Row numbers, their orders and the item.
+    __device__ __forceinline__ void copy_plan(int item) const {
         copy_words<Tile::kTileRows>(shared_address(shared.rows(buffer.at)),
                                     reinterpret_cast<const unsigned*>(plan.rows + item * Tile::kTileRows));
         if constexpr (Tile::kPasses > 1) {
@@ -323,12 +324,14 @@ struct Copier {
         }
         copy_words<sizeof(Item) / 4>(shared_address(shared.item(buffer.at)),
                                      reinterpret_cast<const unsigned*>(plan.items + item));
-        if constexpr (Shape::kAddBias) {
-            for (int at = thread; at < 2 * Tile::kRowVectors; at += Tile::kCopyThreads) {
-                const Element* from = head_bias + at / Tile::kRowVectors * 2 * Tile::kWidth;
-                copy_async<kVectorBytes>(shared_address(shared.biases(buffer.at)) + at * kVectorBytes,
-                                         from + (has_channels() ? vector * Tile::kVectorElements : 0), has_channels());
-            }
+    }
+
+    // The head's biases of queries and values.
+    __device__ __forceinline__ void copy_biases(const Element* head_bias) const {
+        for (int at = thread; at < 2 * Tile::kRowVectors; at += Tile::kCopyThreads) {
+            const Element* from = head_bias + at / Tile::kRowVectors * 2 * Tile::kWidth;
+            copy_async<kVectorBytes>(shared_address(shared.biases(buffer.at)) + at * kVectorBytes,
+                                     from + (has_channels() ? vector * Tile::kVectorElements : 0), has_channels());
         }
     }
 
