@@ -4,16 +4,13 @@ Launched after themselves, kernels overlap as they never do in a forward: a libr
 What a segment costs is what it adds to a stream of neighbours.
 """
 
-from typing import Any
-
-from atoffer_rl.kernels.cubin_cache import CubinCache
+from atoffer_rl.kernels.device_array import zeros
 from atoffer_rl.kernels.launch import load_program
 from atoffer_rl.kernels.program import KernelProgram
-from atoffer_rl.kernels.timing import Neighbour, time_launches
+from atoffer_rl.kernels.timing import Neighbour
 
 BLOCKS, THREADS = 96, 256
 VECTOR_BYTES = 16
-REPLAYS = 200
 _SOURCE = f"""
 // Copies {BLOCKS * THREADS * VECTOR_BYTES} bytes, 16 a thread: about what a layer's smallest segments do.
 #include "common.cuh"
@@ -32,26 +29,20 @@ def neighbour_program() -> KernelProgram:
     return KernelProgram("neighbour", _SOURCE, ("common.cuh",), grid, block, 0, ("source", "target"), overlaps=True)
 
 
-def load_neighbour(stream: Any, arch: str) -> Neighbour:
-    """The kernel compiled (or found in the cache of cubins), loaded and timed.
+def load_neighbour(cubin: bytes) -> Neighbour:
+    """The kernel on the current device.
 
     Args:
-        stream: The CuPy stream that it enqueues on.
-        arch: What the current device executes, such as `sm_90a`.
+        cubin: Its machine code.
 
     Raises:
-        CompileError: If the compiler refuses it.
         LaunchError: If the driver refuses it.
     """
-    import cupy
-
     program = neighbour_program()
-    memory = cupy.zeros((2, BLOCKS * THREADS * VECTOR_BYTES), dtype=cupy.uint8)
-    cupy.cuda.runtime.deviceSynchronize()
-    pointers = {name: int(memory[row].data.ptr) for row, name in enumerate(program.arguments)}
-    launchable = load_program(program, CubinCache().compiled(program, arch))
+    launchable = load_program(program, cubin)
+    memory = {name: zeros(BLOCKS * THREADS * VECTOR_BYTES) for name in program.arguments}
 
-    def launch(kept: Any = memory) -> None:
-        launchable.launch(pointers, stream.ptr)
+    def launch(stream: int) -> None:
+        launchable.launch({name: array.pointer for name, array in memory.items()}, stream)
 
-    return Neighbour(launch, min(time_launches(stream, [launch], REPLAYS).samples_us))
+    return Neighbour(launch)

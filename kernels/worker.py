@@ -14,14 +14,7 @@ from atoffer_rl.kernels.child import JobMaker, first_line
 from atoffer_rl.kernels.neighbour import load_neighbour
 from atoffer_rl.kernels.program import Program
 from atoffer_rl.kernels.registry import template_named
-from atoffer_rl.kernels.timing import (
-    MIN_REPLAYS,
-    Neighbour,
-    SegmentContext,
-    Timing,
-    time_forward,
-    time_launches,
-)
+from atoffer_rl.kernels.timing import MIN_REPLAYS, Neighbour, SegmentContext, Timing, time_forward, time_launches
 from atoffer_rl.operators import LAYER_INPUT, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -46,11 +39,13 @@ class SegmentTask:
     Attributes:
         request: What.
         cubin: Its machine code; None for a library call.
+        neighbour: Machine code of the kernel that its launches follow.
         replays: Replays to time.
     """
 
     request: SegmentRequest
     cubin: bytes | None
+    neighbour: bytes
     replays: int = MIN_REPLAYS
 
 
@@ -258,6 +253,7 @@ class GpuWorker:
         from atoffer_rl.kernels.verify import verify_launchable
 
         workload, choice = task.request.workload, task.request.choice
+        neighbour = self._timed_neighbour(task.neighbour)
         start = time.perf_counter()
         launchable = load_program(self._program_of(workload, choice), task.cubin)
         verdict = verify_launchable(workload, choice.run, launchable, self._seed)
@@ -265,7 +261,6 @@ class GpuWorker:
         checked = _checked(verdict, verified - start)
         if not verdict.passed:
             return checked
-        neighbour = self._loaded_neighbour()
         timing = self._context(workload, choice.run).time(self._stream, launchable, neighbour, task.replays)
         return replace(
             checked,
@@ -358,9 +353,11 @@ class GpuWorker:
         torch.cuda.synchronize()  # what torch's stream writes is read on ours
         return context
 
-    def _loaded_neighbour(self) -> Neighbour:
+    def _timed_neighbour(self, cubin: bytes) -> Neighbour:
         if self._neighbour is None:
-            self._neighbour = load_neighbour(self._stream, self.device.arch)
+            neighbour = load_neighbour(cubin)
+            neighbour.time(self._stream)
+            self._neighbour = neighbour
         return self._neighbour
 
     def _health(self) -> dict[str, int]:

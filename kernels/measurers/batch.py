@@ -34,6 +34,7 @@ class Batch:
         worker: The process that owns the GPU.
         watch: The anchors so far.
         anchor_task: How to time them.
+        neighbour: Machine code of the kernel that timed launches follow.
         limit_seconds: Time limit of one segment's trial; forwards have more.
         keep: Makes a trial of what was measured, and stores it.
         should_stop: Whether to measure nothing more than has begun.
@@ -45,6 +46,7 @@ class Batch:
         worker: Child,
         watch: AnchorWatch,
         anchor_task: AnchorTask,
+        neighbour: bytes,
         limit_seconds: float,
         keep: Keep,
         should_stop: ShouldStop = never,
@@ -53,6 +55,7 @@ class Batch:
         self._worker = worker
         self._watch = watch
         self._anchor_task = anchor_task
+        self._neighbour = neighbour
         self._limit_seconds = limit_seconds
         self._keep = keep
         self._should_stop = should_stop
@@ -121,7 +124,7 @@ class Batch:
         elif self._preparation.ready:
             item = self._current = self._preparation.ready.popleft()
             if isinstance(item.request, SegmentRequest):
-                task = SegmentTask(item.request, item.machine_code[0], item.replays)
+                task = SegmentTask(item.request, item.machine_code[0], self._neighbour, item.replays)
                 self._worker.submit(task, self._limit_seconds)
             else:
                 forward = ForwardTask(item.request, item.machine_code, item.replays)

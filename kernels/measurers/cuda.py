@@ -11,6 +11,7 @@ from atoffer_rl.kernels.child import Child
 from atoffer_rl.kernels.compile_pool import CompilePool
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.measurers.batch import Batch, ShouldStop, never
+from atoffer_rl.kernels.neighbour import neighbour_program
 from atoffer_rl.kernels.preparation import Item, Preparation
 from atoffer_rl.kernels.timing import MIN_REPLAYS
 from atoffer_rl.kernels.worker import AnchorTask, Greeting, Measured, ProgramOf, gpu_job_maker, template_program
@@ -75,6 +76,7 @@ class CudaMeasurer:
         self._anchor_task = AnchorTask(
             {name: cubins.compiled(program, self.device.arch) for name, program in anchor_programs().items()}
         )
+        self._neighbour = cubins.compiled(neighbour_program(), self.device.arch)
         self._seen = {trial.answers for trial in store.trials() if trial.machine == self.machine}
 
     def _greeting(self) -> Greeting:
@@ -133,8 +135,8 @@ class CudaMeasurer:
         return self.watch.samples[-1]
 
     def _batch(self) -> Batch:
-        task, limit = self._anchor_task, self._limit_seconds
-        return Batch(self._preparation, self._worker, self.watch, task, limit, self._keep, self.should_stop)
+        kernels, limit = (self._anchor_task, self._neighbour), self._limit_seconds
+        return Batch(self._preparation, self._worker, self.watch, *kernels, limit, self._keep, self.should_stop)
 
     def _abandon(self) -> None:
         """Stop whatever is being done: the next call begins afresh."""
