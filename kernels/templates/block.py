@@ -47,9 +47,9 @@ LOADER_REGISTERS = (40, 40, 32)
 """Of a thread that only copies, beside one, two or three warpgroups that compute."""
 WORKING_REGISTERS = 24
 """What a computing thread needs besides what it keeps: addresses, the softmax of a few scores."""
-PANEL_ALIGNMENT, BARRIER_BYTES, VECTOR_BYTES = 1024, 24, 16
-RESULT_FLOATS = 4
-"""Beside its sums, what a thread gives to the block that finishes its rows: two maxima, two totals."""
+PANEL_ALIGNMENT, BARRIER_BYTES, PARTIAL_BARRIER_BYTES, VECTOR_BYTES = 1024, 24, 8, 16
+ROW_FLOATS = 4
+"""Beside its sums, what a thread gives to the rank that finishes its rows: two maxima, two totals."""
 SHARED_BYTES_RESERVED = 1024
 """Of shared memory the system takes so much for each resident thread block."""
 CACHED_BYTES = 24 * 2**20
@@ -97,6 +97,7 @@ class BlockTemplate:
             registers=registers(values),
             loader_registers=loader_registers(values),
             threads=threads(values),
+            shared_bytes=shared_bytes(workload, values),
             add_bias=_flag(BIAS_OPERATOR in run),
             merged=_flag(MERGE_OPERATOR in run),
             scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
@@ -160,6 +161,8 @@ def _bad_blocking(values: Mapping[str, int]) -> str | None:
         return "splits must be 1, 2 or 4"
     if values["splits"] > 1 and (groups > 1 or values["loader"]):
         return "blocks share 64 rows, and have no loader"
+    if values["eager"] and values["loader"]:
+        return "a loader fills all buffers anyway: eager is for threads that compute and copy"
     if values["stages"] < (2 if values["loader"] else 3):
         return "a loader needs 2 stages, threads that compute and copy need 3"
     return None
@@ -205,7 +208,7 @@ def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
-    """Dynamic shared memory of a block: queries, stages of keys and values, barriers, others' results, alignment."""
+    """Dynamic shared memory of a block: queries, stages of keys and values, barriers, partial results, alignment."""
     row_bytes = workload.head_dim * workload.element.itemsize
     queries = values["tile_rows"] * row_bytes if values["shared_queries"] else 0
     stages = values["stages"] * (2 * values["columns"] * row_bytes + BARRIER_BYTES)
@@ -213,8 +216,8 @@ def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
     if values["splits"] == 1:
         return needed
     finished_threads = GROUP_THREADS // values["splits"]
-    results = (values["splits"] - 1) * finished_threads * (workload.head_dim // 2 + RESULT_FLOATS) * 4
-    return -(-needed // VECTOR_BYTES) * VECTOR_BYTES + results
+    partials = (values["splits"] - 1) * finished_threads * (workload.head_dim // 2 + ROW_FLOATS) * 4
+    return -(-(needed + PARTIAL_BARRIER_BYTES) // VECTOR_BYTES) * VECTOR_BYTES + partials
 
 
 def pairs_at_once(workload: Workload) -> int:

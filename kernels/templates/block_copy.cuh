@@ -16,48 +16,47 @@ struct Copier {
     static_assert(kWordBits % kStep == 0, "a thread's columns have fixed bits");
 
     static constexpr int kPanelVectors = kPanelElements / kVectorElements;
-    static constexpr int kHalfway = Block::kWidth / 2;  // from keys or values to the middle between them
 
     Ring<Shape> ring;
     const Element* qkv;
-    // Where the thread's channels of column `column` begin, halfway between keys and values: of the next block where a
-    // rule says what is needed, else of the first. So both are near enough for an instruction's offset.
-    int middle;
-    int queries;  // where its channels of row `column` of the tile's queries begin
     int column, vector;
-    unsigned first_stage, first_query;  // addresses of the thread's first vector in the first keys, and in the queries
+    // Where the thread's channels begin, of row `column` of the tile's queries; and of column `column` of the next
+    // block's keys, where a rule says what is needed, else of the first block's.
+    int query_at, key_at;
+    unsigned first_query, first_key;  // addresses of where these vectors come, keys in the first stage
     Place<Block::kStages> place;
-    // Where a rule says what is needed: the block to be copied next, and the column before which all are needed.
-    int number, end;
+    // Where a rule says what is needed: the first column of the block to be copied next, and that before which all are
+    // needed.
+    int first_column, end;
     // Where lists do: the block to be copied next, the one after, and where that after them stands.
     Entry<Shape> entry, next_entry;
     const Entry<Shape>* list;
 
     __device__ __forceinline__ void start(Ring<Shape> buffers, int thread, const Element* tensor,
-                                          const Task<Shape>& task, int split) {
+                                          const Task<Shape>& task, int rank) {
         ring = buffers;
         column = thread / Block::kRowVectors;
         vector = thread % Block::kRowVectors;
         qkv = tensor;
-        const int own = task.queries_at() + column * Block::kTokenStride + vector * kVectorElements;
-        middle = own + Block::kWidth + kHalfway;
+        const int own = column * Block::kTokenStride + vector * kVectorElements;
+        key_at = task.head_at() + Block::kWidth + own;
         if constexpr (Block::kReach == kListed) {
-            list = task.entries + split;
+            list = task.entries + rank;
             entry = list[0];
-            next_entry = list[Block::kSplits];
-            list += 2 * Block::kSplits;
+            next_entry = list[Block::kRanks];
+            list += 2 * Block::kRanks;
         } else {
-            number = split;
-            middle += split * Block::kColumns * Block::kTokenStride;
+            first_column = rank * Block::kColumns;
+            key_at += first_column * Block::kTokenStride;
             end = task.needed_before(Block::kRows);
         }
-        first_stage = ring.keys(0) + offset(Block::kPanelBytes);
-        settle(middle);
-        settle(first_stage);
+        first_key = ring.keys(0) + offset(Block::kPanelBytes);
+        settle(key_at);
+        settle(first_key);
         if constexpr (Block::kCopiesQueries) {
-            queries = own + task.first_row() * Block::kTokenStride;
+            query_at = task.queries_at() + own;
             first_query = ring.base + offset(Block::kQueryPanelBytes);
-            settle(queries);
+            settle(query_at);
             settle(first_query);
         }
     }
@@ -65,18 +64,14 @@ struct Copier {
     // The tile's queries, where products take them from shared memory as they are; they are there when the first keys
     // are. `rows` are left in the sequence: those beyond it become zeros.
     __device__ __forceinline__ void copy_queries(int rows) const {
-        const Element* from = qkv + queries;
-        if (Block::kSeqLen % Block::kRows == 0 || rows >= Block::kRows) {
+        const bool whole = Block::kSeqLen % Block::kRows == 0 || rows >= Block::kRows;
+        const Element* from = qkv + query_at;
 #pragma unroll
-            for (int row = 0; row < Block::kRows; row += kStep) {
-                copy_async<kVectorBytes>(query_vector(row), from + row * Block::kTokenStride);
-            }
-        } else {
-#pragma unroll
-            for (int row = 0; row < Block::kRows; row += kStep) {
-                const bool exists = column + row < rows;
-                copy_async<kVectorBytes>(query_vector(row), exists ? from + row * Block::kTokenStride : qkv, exists);
-            }
+        for (int row = 0; row < Block::kRows; row += kStep) {
+            const unsigned panel = row / kWarpgroupRows * Block::kPanels * Block::kQueryPanelBytes;
+            const unsigned to = first_query + panel + row % kWarpgroupRows * kPanelRowBytes;
+            const bool exists = whole || column + row < rows;
+            copy_async<kVectorBytes>(to, exists ? from + row * Block::kTokenStride : qkv, exists);
         }
     }
 
@@ -88,19 +83,19 @@ struct Copier {
 
     // The same where the buffer was never used.
     __device__ __forceinline__ void copy_to_empty() {
-        const unsigned to = first_stage + place.stage * 2 * Block::kMatrixBytes;
-        copy_matrix(to, -kHalfway);
+        const unsigned to = first_key + place.stage * 2 * Block::kMatrixBytes;
+        copy_matrix(to, 0);
         arrive_with_copies(ring.keys_here(place.stage));
-        copy_matrix(to + Block::kMatrixBytes, kHalfway);
+        copy_matrix(to + Block::kMatrixBytes, Block::kWidth);
         arrive_with_copies(ring.values_here(place.stage));
         place.advance();
         if constexpr (Block::kReach == kListed) {
             entry = next_entry;
             next_entry = *list;
-            list += Block::kSplits;
+            list += Block::kRanks;
         } else {
-            number += Block::kSplits;
-            middle += Block::kSplits * Block::kColumns * Block::kTokenStride;
+            first_column += Block::kRanks * Block::kColumns;
+            key_at += Block::kRanks * Block::kColumns * Block::kTokenStride;
         }
     }
 
@@ -110,26 +105,15 @@ private:
         return vector / kPanelVectors * panel_bytes + panel_offset(column, vector % kPanelVectors);
     }
 
-    // Where its vector of that row, a multiple of kStep further, comes.
-    __device__ __forceinline__ unsigned query_vector(int row) const {
-        return first_query + row / kWarpgroupRows * Block::kPanels * Block::kQueryPanelBytes +
-               row % kWarpgroupRows * kPanelRowBytes;
-    }
-
-    // Of the block that `middle` is in.
-    __device__ __forceinline__ int first_column() const {
-        return Block::kReach == kListed ? 0 : number * Block::kColumns;
-    }
-
-    // Keys, or values, which lie so many elements from the middle.
+    // Keys, or values, which lie so many elements further.
     __device__ __forceinline__ void copy_matrix(unsigned to, int apart) const {
-        const Element* from = qkv + middle + apart;
+        const Element* from = qkv + key_at + apart;
         bool whole = Block::kAlwaysWhole;
         if constexpr (Block::kReach == kListed) {
             from += entry.number * Block::kColumns * Block::kTokenStride;
             whole = entry.bitmap < 0;
         } else if constexpr (!Block::kAlwaysWhole) {
-            whole = first_column() + Block::kColumns <= end;
+            whole = first_column + Block::kColumns <= end;
         }
         if (whole) {
             copy_columns(to, from);
@@ -151,7 +135,7 @@ private:
         for (int i = 0; i < kCopies; ++i) {
             const bool wants = Block::kReach == kListed
                                    ? entry.wanted[i * kStep / kWordBits] >> (i * kStep % kWordBits + column) & 1
-                                   : first_column() + column + i * kStep < end;
+                                   : first_column + column + i * kStep < end;
             const Element* column_from = wants ? from + i * kStep * Block::kTokenStride : qkv;
             copy_async<kVectorBytes>(to + i * kStep * kPanelRowBytes, column_from, wants);
         }

@@ -38,7 +38,7 @@ struct Warpgroup {
     static constexpr int kStagedPanelBytes = kWarpRows * kPanelRowBytes;
 
     int lane, group, tile_row;  // tile_row: of this lane's first row; its second is 8 further
-    int from;                   // where this lane's first vector of queries is
+    int query_at;               // where this lane's first vector of queries is
     unsigned query[kDepthSteps][4];
     unsigned shared_queries;  // address
     float scores[Block::kColumns / 2];
@@ -53,15 +53,14 @@ struct Warpgroup {
         uint4 vectors[kVectorGroups][2];
     };
 
-    // `queries` is where the tile's first query of this head is.
-    __device__ __forceinline__ void start(unsigned base, int warpgroup, int queries) {
+    __device__ __forceinline__ void start(unsigned base, int warpgroup, const Task<Shape>& task) {
         lane = threadIdx.x % kWarpSize;
         group = warpgroup;
-        tile_row = group * kWarpgroupRows + threadIdx.x % kWarpgroupSize / kWarpSize * 16 + lane / kQuad;
+        tile_row = group * kWarpgroupRows + threadIdx.x % kWarpgroupSize / kWarpSize * kWarpRows + lane / kQuad;
         shared_queries = base + group * Block::kPanels * Block::kQueryPanelBytes;
         if constexpr (!Block::kCopiesQueries) {
-            from = queries + tile_row * Block::kTokenStride + lane % kQuad * kVectorElements;
-            settle(from);
+            query_at = task.queries_at() + tile_row * Block::kTokenStride + lane % kQuad * kVectorElements;
+            settle(query_at);
         }
 #pragma unroll
         for (int i = 0; i < Block::kHeadDim / 2; ++i) sum[i] = 0.0f;
@@ -83,7 +82,7 @@ struct Warpgroup {
                 loaded = make_uint4(0, 0, 0, 0);
                 if (tile_row + r * 8 < rows) {
                     constexpr int kGroupElements = kQuad * kVectorElements;
-                    loaded = *reinterpret_cast<const uint4*>(qkv + from + r * 8 * Block::kTokenStride + g * kGroupElements);
+                    loaded = *reinterpret_cast<const uint4*>(qkv + query_at + r * 8 * Block::kTokenStride + g * kGroupElements);
                     if constexpr (Shape::kAddBias) {
                         const int vector = g * kQuad + lane % kQuad;
                         loaded = biased(loaded, *reinterpret_cast<const uint4*>(bias + vector * kVectorElements));
@@ -102,7 +101,7 @@ struct Warpgroup {
         }
         if constexpr (Shape::kSharedQueries) {
             fence_shared();
-            synchronise_some<kWarpgroupSize>(1 + Block::kGroups + group);
+            synchronise_some<kWarpgroupSize>(Block::kQueryBarrier + group);
         }
     }
 
@@ -237,8 +236,8 @@ struct Warpgroup {
         }
     }
 
-    // The softmax is over before what follows.
-    __device__ __forceinline__ void finish_softmax() const { compute_now(total[0] + total[1], shared_queries); }
+    // The softmax is over before what follows, a wait for products that run meanwhile.
+    __device__ __forceinline__ void finish_softmax() const { settle(total[0] + total[1], shared_queries); }
 
     __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
@@ -252,26 +251,24 @@ struct Warpgroup {
         for (int i = 0; i < Block::kHeadDim / 2; ++i) sum[i] *= factor[i / 2 % 2];
     }
 
-    // ---- What blocks that share rows found: a warp's vectors lie by lane.
+    // ---- Partial results, of ranks that share rows: a warp's vectors lie by lane.
 
-    // Stores it at a remote address.
-    __device__ __forceinline__ void give(unsigned remote) const {
+    // Stores them at a remote address, where `barrier` counts them.
+    __device__ __forceinline__ void give(unsigned remote, unsigned barrier) const {
         const unsigned to = remote + lane * kVectorBytes;
-        store_remote(to, make_float4(maximum[0], maximum[1], total[0], total[1]));
+        store_remote(to, make_float4(maximum[0], maximum[1], total[0], total[1]), barrier);
 #pragma unroll
-        for (int i = 0; i < Block::kHeadDim / 8; ++i) {
-            const float* four = sum + 4 * i;
-            store_remote(to + (i + 1) * kWarpSize * kVectorBytes, make_float4(four[0], four[1], four[2], four[3]));
+        for (int i = 1; i < Block::kPartialVectors; ++i) {
+            const float* four = sum + 4 * (i - 1);
+            store_remote(to + i * kWarpSize * kVectorBytes, make_float4(four[0], four[1], four[2], four[3]), barrier);
         }
     }
 
-    // Merges it with this warp's own.
+    // Merges them with this warp's own.
     __device__ __forceinline__ void take(unsigned partial) {
-        const unsigned from = partial + lane * kVectorBytes;
-        const auto load = [&](int i) { return load_vector(from + i * kWarpSize * kVectorBytes); };
-        const uint4 first = load(0);
-        const float their_maximum[2] = {__uint_as_float(first.x), __uint_as_float(first.y)};
-        const float their_total[2] = {__uint_as_float(first.z), __uint_as_float(first.w)};
+        const auto load = [&](int i) { return load_floats(partial + (i * kWarpSize + lane) * kVectorBytes); };
+        const float4 of_rows = load(0);
+        const float their_maximum[2] = {of_rows.x, of_rows.y}, their_total[2] = {of_rows.z, of_rows.w};
         float own[2], theirs[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -283,14 +280,13 @@ struct Warpgroup {
             maximum[r] = highest;
         }
 #pragma unroll
-        for (int i = 0; i < Block::kHeadDim / 8; ++i) {
-            const uint4 four = load(i + 1);
-            const unsigned words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float& value = sum[4 * i + j];
-                value = fmaf(value, own[j / 2], __uint_as_float(words[j]) * theirs[j / 2]);
-            }
+        for (int i = 1; i < Block::kPartialVectors; ++i) {
+            const float4 four = load(i);
+            float* value = sum + 4 * (i - 1);
+            value[0] = fmaf(value[0], own[0], four.x * theirs[0]);
+            value[1] = fmaf(value[1], own[0], four.y * theirs[0]);
+            value[2] = fmaf(value[2], own[1], four.z * theirs[1]);
+            value[3] = fmaf(value[3], own[1], four.w * theirs[1]);
         }
     }
 
@@ -353,14 +349,14 @@ struct Turns {
     // The last warpgroup lets the first one begin.
     static __device__ __forceinline__ void begin(int group) {
         if constexpr (kUsed) {
-            if (group == Block::kGroups - 1) announce_some<kBarrierThreads>(1);
+            if (group == Block::kGroups - 1) announce_some<kBarrierThreads>(Block::kTurnBarrier);
         }
     }
     static __device__ __forceinline__ void await(int group) {
-        if constexpr (kUsed) synchronise_some<kBarrierThreads>(1 + group);
+        if constexpr (kUsed) synchronise_some<kBarrierThreads>(Block::kTurnBarrier + group);
     }
     static __device__ __forceinline__ void pass_on(int group) {
-        if constexpr (kUsed) announce_some<kBarrierThreads>(1 + (group + 1) % Block::kGroups);
+        if constexpr (kUsed) announce_some<kBarrierThreads>(Block::kTurnBarrier + (group + 1) % Block::kGroups);
     }
 };
 

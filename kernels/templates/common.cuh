@@ -71,12 +71,22 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-// Has the compiler compute a place, which is not -1, before what follows: it would leave that until after the wait.
+// ---- Order of instructions: what the assembler would put off until after a wait, it computes before a store of it, which
+// never happens.
+
+// `place` is an offset, or an address of shared memory, and not -1.
 template <class T>
 __device__ __forceinline__ void settle(T& place) {
-    static_assert(sizeof(T) == 4, "a place is an offset, or an address of shared memory");
+    static_assert(sizeof(T) == 4, "a place is a word");
     asm volatile("{\n\t.reg .pred never;\n\tsetp.eq.u32 never, %0, -1;\n\t@never st.shared.u32 [%0], %0;\n\t}"
                  : "+r"(place)::"memory");
+}
+
+// `value` is not negative, `nowhere` any address of shared memory.
+__device__ __forceinline__ void settle(float value, unsigned nowhere) {
+    asm volatile("{\n\t.reg .pred never;\n\tsetp.lt.f32 never, %0, 0f00000000;\n\t@never st.shared.f32 [%1], %0;\n\t}" ::
+                     "f"(value), "r"(nowhere)
+                 : "memory");
 }
 
 // ---- Activations of operator 11.
@@ -176,6 +186,32 @@ __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// ---- Shared memory by address, a multiple of 16 bytes.
+
+__device__ __forceinline__ uint4 load_vector(unsigned address) {
+    uint4 vector;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
+                 : "r"(address)
+                 : "memory");
+    return vector;
+}
+
+__device__ __forceinline__ float4 load_floats(unsigned address) {
+    float4 vector;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(vector.x), "=f"(vector.y), "=f"(vector.z), "=f"(vector.w)
+                 : "r"(address)
+                 : "memory");
+    return vector;
+}
+
+__device__ __forceinline__ void store_vector(unsigned address, uint4 vector) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(vector.x), "r"(vector.y), "r"(vector.z),
+                 "r"(vector.w)
+                 : "memory");
+}
+
 // ---- Tensor cores (sm_80 and later).
 
 // Four 8x8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8. Lane 4r + c gets columns 2c and
@@ -209,22 +245,6 @@ __device__ __forceinline__ void store_matrices(unsigned address, const unsigned 
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(source[m]) : "memory");
     }
 #endif
-}
-
-// Whole vectors by shared address, a multiple of 16.
-__device__ __forceinline__ uint4 load_vector(unsigned address) {
-    uint4 vector;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
-                 : "r"(address)
-                 : "memory");
-    return vector;
-}
-
-__device__ __forceinline__ void store_vector(unsigned address, uint4 vector) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(vector.x), "r"(vector.y), "r"(vector.z),
-                 "r"(vector.w)
-                 : "memory");
 }
 
 // sum (16x8, float32) += a (16x16) * b (16x8). Lane 4r + c holds sum columns 2c, 2c + 1 of rows r and r + 8.

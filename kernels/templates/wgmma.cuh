@@ -42,16 +42,6 @@ __device__ __forceinline__ void pin(unsigned (&registers)[M][N]) {
     }
 }
 
-// Makes the compiler compute `value`, which is not negative, before what follows, a wait for products that run meanwhile:
-// it would take the wait for free and do it first. Nothing is stored at the shared address `nowhere`.
-__device__ __forceinline__ void compute_now(float value, unsigned nowhere) {
-    asm volatile(
-        "{\n\t.reg .pred never;\n\tsetp.lt.f32 never, %0, 0f00000000;\n\t"
-        "@never st.shared.f32 [%1], %0;\n\t}" ::"f"(value),
-        "r"(nowhere)
-        : "memory");
-}
-
 // The asm statements of products: sums come first, then a (four registers or a descriptor), b's descriptor, whether to
 // keep what the sums hold, whether b is transposed.
 #define ATOFFER_SUMS_16(i)                                                                                         \

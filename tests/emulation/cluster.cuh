@@ -1,22 +1,33 @@
-// What kernels/templates/cluster.cuh offers, on the emulated machine: the same names with the same meaning.
+// What block attention needs of kernels/templates/cluster.cuh, on the emulated machine: the same names with the same
+// meaning.
 #pragma once
 
 #include "common.cuh"
 
 namespace atoffer {
 
-inline void announce_to_cluster() { emulation::announce_to_cluster(); }
-inline void await_cluster() { emulation::await_cluster(); }
+constexpr int kRankShift = 24;  // a remote address is a local one, with the block's rank above it
+
 inline void synchronise_cluster() {
-    announce_to_cluster();
-    await_cluster();
+    emulation::announce_to_cluster();
+    emulation::await_cluster();
 }
 
-// A remote address is a local one, with the block's rank above it.
-inline unsigned remote_address(unsigned address, int rank) { return address | static_cast<unsigned>(rank) << 24; }
+inline void announce_begun() { emulation::announce_to_cluster(); }
+inline void await_begun() { emulation::await_cluster(); }
 
-inline void store_remote(unsigned remote, float4 vector) {
-    std::memcpy(emulation::remote_bytes(remote & 0xffffff, remote >> 24, 16), &vector, 16);
+inline unsigned remote_address(unsigned address, int rank) {
+    return address | static_cast<unsigned>(rank) << kRankShift;
 }
+
+inline emulation::Remote remote_of(unsigned address) {
+    return {static_cast<int>(address >> kRankShift), address & ((1u << kRankShift) - 1)};
+}
+
+inline void store_remote(unsigned remote, float4 vector, unsigned barrier) {
+    emulation::store_remote(remote_of(remote), &vector, remote_of(barrier));
+}
+
+inline void arrive_expecting(unsigned barrier, int bytes) { emulation::arrive_expecting(barrier, bytes); }
 
 }  // namespace atoffer

@@ -120,10 +120,11 @@ void store_floats(T* to, const float (&source)[V]) {
 }
 
 inline float exp2_fast(float x) { return exp2f(x); }
-inline void wait_for_inputs() {}  // launches follow one another
+inline void wait_for_inputs() { emulation::wait_for_inputs(); }
 inline void let_next_begin() {}
 template <class T>
 void settle(T&) {}
+inline void settle(float, unsigned) {}
 inline float __log2f(float x) { return log2f(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 
@@ -153,6 +154,12 @@ inline void finish_copies() { emulation::finish_copies(); }
 
 inline uint4 load_vector(unsigned address) {
     uint4 vector;
+    std::memcpy(&vector, emulation::shared_bytes("ld.shared.v4", address, 16), 16);
+    return vector;
+}
+
+inline float4 load_floats(unsigned address) {
+    float4 vector;
     std::memcpy(&vector, emulation::shared_bytes("ld.shared.v4", address, 16), 16);
     return vector;
 }

@@ -96,6 +96,11 @@ class EmulatedKernel:
         """What a plan or scratch array holds now."""
         return np.frombuffer(self._own[name], dtype)
 
+    def _inputs(self) -> str:
+        """A letter for each argument: p for plans, and for all where nobody waits; w for what must be waited for."""
+        plans = self.program.plan() if self.program.overlaps else self.program.arguments
+        return "".join("p" if name in plans else "w" for name in self.program.arguments)
+
     def _run(self, arguments: list[bytes]) -> list[bytes]:
         file = self.executable.with_suffix(".arguments")
         sizes = np.array([len(arguments), *map(len, arguments)], np.int64)
@@ -105,7 +110,7 @@ class EmulatedKernel:
         cluster = CLUSTER.search(self.program.source)
         cluster_blocks = int(cluster[1]) if cluster else 1
         numbers = grid, threads, self.program.shared_bytes, min(self.residents, grid), self.launches, cluster_blocks
-        _call([str(self.executable), str(file), *map(str, numbers)])
+        _call([str(self.executable), str(file), *map(str, numbers), self._inputs()])
         ends = np.cumsum(sizes[1:]) + sizes.nbytes
         content = file.read_bytes()
         return [content[end - size : end] for end, size in zip(ends, sizes[1:], strict=True)]

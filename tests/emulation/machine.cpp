@@ -43,7 +43,9 @@ public:
     }
 
     char* data() const { return data_; }
+    void allow(bool access) const { mprotect(first_, pages_, access ? PROT_READ | PROT_WRITE : PROT_NONE); }
     size_t bytes() const { return bytes_; }
+    bool holds(const void* address) const { return address >= data_ && address < data_ + bytes_; }
     bool fenced() const {
         const auto intact = [](char byte) { return byte == static_cast<char>(kFenceByte); };
         return std::all_of(first_, data_, intact) && std::all_of(data_ + bytes_, first_ + pages_, intact);
@@ -68,6 +70,7 @@ struct Thread {
     int number;
     bool done = false;
     const char* waits = "";             // for what
+    bool waited = false;                // for inputs
     const unsigned* counter = nullptr;  // goes on when this is no longer `seen`
     unsigned seen = 0;
     unsigned cluster_round = 0;  // of the cluster's meeting, when it announced itself
@@ -91,6 +94,13 @@ struct Warp {
 struct Barrier {
     int expected, pending;
     unsigned phase;
+    int bytes;  // expected and not here yet
+
+    void end_phase_if_complete() {
+        if (pending > 0 || bytes > 0) return;
+        pending = expected;
+        ++phase;
+    }
 };
 
 struct Block {
@@ -145,16 +155,17 @@ void pause() {
 
 int lane() { return current->number % kLanes; }
 
-// Whether the caller is the last of `expected`; the others wait for it.
-static bool meet(Meeting& meeting, int expected, const char* what) {
+// Counts the caller; says whether it is the last of `expected`.
+static bool count(Meeting& meeting, int expected) {
     changed();
-    if (++meeting.arrived == expected) {
-        meeting.arrived = 0;
-        ++meeting.round;
-        return true;
-    }
-    leave(what, &meeting.round);
-    return false;
+    if (++meeting.arrived < expected) return false;
+    meeting.arrived = 0;
+    ++meeting.round;
+    return true;
+}
+
+static void meet(Meeting& meeting, int expected, const char* what) {
+    if (!count(meeting, expected)) leave(what, &meeting.round);
 }
 
 const char* exchange(const char* operation, const void* value, int bytes) {
@@ -193,14 +204,7 @@ void synchronise(int name, int threads) {
          "a named barrier");
 }
 
-void announce(int name, int threads) {
-    Meeting& meeting = current->block->meetings[name];
-    changed();
-    if (++meeting.arrived == threads) {
-        meeting.arrived = 0;
-        ++meeting.round;
-    }
-}
+void announce(int name, int threads) { count(current->block->meetings[name], threads); }
 
 void copy_later(unsigned to, const void* from, int bytes, bool valid) {
     shared_bytes("a copy", to, bytes);
@@ -217,16 +221,14 @@ static Barrier& barrier_at(Block& block, unsigned address) {
 
 void start_barrier(unsigned address, int arrivals) {
     shared_bytes("a barrier", address, 8);
-    current->block->barriers[address] = {arrivals, arrivals, 0};
+    current->block->barriers[address] = {arrivals, arrivals, 0, 0};
 }
 
 static void arrive_at(Block& block, unsigned address) {
     Barrier& barrier = barrier_at(block, address);
     changed();
-    if (--barrier.pending == 0) {
-        barrier.pending = barrier.expected;
-        ++barrier.phase;
-    }
+    --barrier.pending;
+    barrier.end_phase_if_complete();
 }
 
 void arrive(unsigned address) {
@@ -255,11 +257,7 @@ static Meeting& cluster_of(const Block& block) { return clusters[block.number / 
 void announce_to_cluster() {
     Meeting& meeting = cluster_of(*current->block);
     current->cluster_round = meeting.round;
-    changed();
-    if (++meeting.arrived == cluster_blocks * static_cast<int>(current->block->threads.size())) {
-        meeting.arrived = 0;
-        ++meeting.round;
-    }
+    count(meeting, cluster_blocks * static_cast<int>(current->block->threads.size()));
     pause();
 }
 
@@ -268,14 +266,48 @@ void await_cluster() {
     if (meeting.round == current->cluster_round) leave("its cluster", &meeting.round);
 }
 
-char* remote_bytes(unsigned address, int rank, int bytes) {
+static Block& block_of_rank(int rank) {
     if (rank >= cluster_blocks) fail("a cluster of %d blocks has no block %d", cluster_blocks, rank);
-    shared_bytes("a remote access", address, bytes);
     const int number = current->block->number / cluster_blocks * cluster_blocks + rank;
     for (const auto& block : blocks) {
-        if (block->number == number) return block->shared->data() + (address - kSharedBase);
+        if (block->number == number) return *block;
     }
     fail("block %d has no shared memory: it has not begun, or has ended", number);
+}
+
+char* remote_bytes(Remote remote, int bytes) {
+    shared_bytes("a remote access", remote.address, bytes);
+    return block_of_rank(remote.rank).shared->data() + (remote.address - kSharedBase);
+}
+
+void arrive_expecting(unsigned address, int bytes) {
+    barrier_at(*current->block, address).bytes += bytes;
+    arrive(address);
+}
+
+void store_remote(Remote to, const void* from, Remote barrier) {
+    std::memcpy(remote_bytes(to, kVectorBytes), from, kVectorBytes);
+    Barrier& counts = barrier_at(block_of_rank(barrier.rank), barrier.address);
+    changed();
+    counts.bytes -= kVectorBytes;
+    counts.end_phase_if_complete();
+    pause();
+}
+
+// ---- Inputs: tensors that earlier launches may still write lie on pages that a thread may touch once it has waited.
+
+static std::vector<const Guarded*> inputs;
+static bool inputs_open = true;
+
+static void open_inputs(bool open) {
+    if (open == inputs_open) return;
+    for (const Guarded* tensor : inputs) tensor->allow(open);
+    inputs_open = open;
+}
+
+void wait_for_inputs() {
+    current->waited = true;
+    open_inputs(true);
 }
 
 // ---- The device: resident blocks take turns.
@@ -283,6 +315,7 @@ char* remote_bytes(unsigned address, int rank, int bytes) {
 static void complete(Block& block, const Copy& copy) {
     changed();
     if (copy.bytes == 0) return arrive_at(block, copy.to);
+    open_inputs(true);  // who began it could touch them
     char* to = block.shared->data() + (copy.to - kSharedBase);
     if (copy.from != nullptr) {
         std::memcpy(to, copy.from, copy.bytes);
@@ -315,6 +348,7 @@ static void thread_entry() {
 
 static void resume(Thread& thread) {
     current = &thread;
+    open_inputs(thread.waited);
     thread_index = {thread.number, 0, 0};
     block_index = {thread.block->number, 0, 0};
     swapcontext(&scheduler, &thread.context);
@@ -370,6 +404,7 @@ static void report_deadlock() {
 }
 
 static void run_grid(int grid, int threads, size_t shared_bytes, int residents) {
+    if (residents < cluster_blocks) fail("a cluster of %d blocks needs as many resident ones", cluster_blocks);
     std::vector<Guarded> memories;
     std::vector<char*> stacks;
     for (int place = 0; place < residents; ++place) {
@@ -400,6 +435,9 @@ static void run_grid(int grid, int threads, size_t shared_bytes, int residents) 
 }
 
 static void trespass(int, siginfo_t* info, void*) {
+    for (const Guarded* tensor : inputs) {
+        if (!inputs_open && tensor->holds(info->si_addr)) fail("an input is touched before inputs are waited for");
+    }
     fail("there is nothing at %p: outside of every tensor and of shared memory", info->si_addr);
 }
 
@@ -421,11 +459,12 @@ static void transfer(size_t moved, size_t expected) {
     if (moved != expected) emulation::fail("the file of arguments is cut off");
 }
 
-// machine FILE GRID THREADS SHARED_BYTES RESIDENTS SEED CLUSTER_BLOCKS: one launch. FILE holds, as 64-bit numbers, how many arguments
-// there are and the bytes of each, then the arguments, which are written back.
+// machine FILE GRID THREADS SHARED_BYTES RESIDENTS SEED CLUSTER_BLOCKS INPUTS: one launch. FILE holds, as 64-bit numbers,
+// how many arguments there are and the bytes of each, then the arguments, which are written back. INPUTS has a letter for
+// each: w if it may be touched only when inputs have been waited for, else p.
 int main(int count, char** words) {
     using namespace emulation;
-    if (count != 8) fail("wrong number of arguments");
+    if (count != 9) fail("wrong number of arguments");
     int64_t numbers[6];
     for (int i = 0; i < 6; ++i) numbers[i] = std::atoll(words[i + 2]);
     FILE* file = std::fopen(words[1], "r+b");
@@ -442,11 +481,15 @@ int main(int count, char** words) {
         pointers.push_back(tensors.back().data());
         transfer(std::fread(pointers.back(), 1, size, file), size);
     }
+    for (int64_t i = 0; i < arrays; ++i) {
+        if (words[8][i] == 'w') inputs.push_back(&tensors[i]);
+    }
     kernel_arguments = pointers.data();
     source.seed(numbers[4]);
     cluster_blocks = numbers[5];
     watch_memory();
     run_grid(numbers[0], numbers[1], numbers[2], numbers[3]);
+    open_inputs(true);
     std::fseek(file, start, SEEK_SET);
     for (const Guarded& tensor : tensors) {
         if (!tensor.fenced()) fail("argument %d was written behind its end", static_cast<int>(&tensor - tensors.data()));

@@ -1,5 +1,6 @@
 // What kernels/templates/wgmma.cuh offers, on the emulated machine. Products are computed when they are waited for, as
-// late as they may be: until then their sums are what they were.
+// late as they may be: until then their sums are what they were, and shared memory is read then. Operands in registers
+// are read when a product is issued.
 #pragma once
 
 #include <deque>
@@ -17,8 +18,9 @@ constexpr int kWarpgroupSize = 128;
 // What one lane computes of a product: rows r and r + 8 of its warp's 16.
 struct Product {
     float* sum;
+    bool a_in_registers;
     float a[2][16];
-    unsigned long long b;
+    unsigned long long shared_a, b;
     int columns;
     bool transposed, keep;
     float (*number)(const char*);
@@ -48,6 +50,13 @@ inline const char* element_at(unsigned long long descriptor, int panel, int row,
     return emulation::shared_bytes("wgmma", address ^ (address >> 7 & 7) << 4, 2);
 }
 
+// Of row r, or r + 8 if `half`.
+inline float left_of(const Product& product, int half, int k) {
+    if (product.a_in_registers) return product.a[half][k];
+    const int row = threadIdx.x % kWarpgroupSize / kWarpSize * 16 + emulation::lane() / 4 + half * 8;
+    return product.number(element_at(product.shared_a, 0, row, k * 2));
+}
+
 inline void compute(const Product& product) {
     for (int n = 0; n < product.columns; ++n) {
         if (n % 8 / 2 != emulation::lane() % 4) continue;
@@ -55,7 +64,7 @@ inline void compute(const Product& product) {
         for (int k = 0; k < 16; ++k) {
             const float b = product.number(product.transposed ? element_at(product.b, n / 64, k, n % 64 * 2)
                                                               : element_at(product.b, 0, n, k * 2));
-            for (int r = 0; r < 2; ++r) added[r] += double(product.a[r][k]) * b;
+            for (int r = 0; r < 2; ++r) added[r] += double(left_of(product, r, k)) * b;
         }
         for (int r = 0; r < 2; ++r) {
             float& sum = product.sum[n / 8 * 4 + 2 * r + n % 2];
@@ -79,7 +88,6 @@ void wait_products() {
 
 template <class T>
 void pin(T&) {}
-inline void compute_now(float, unsigned) {}
 
 template <class T, int N, bool TRANSPOSED>
 void issue_product(float (&sum)[N / 2], const unsigned (&a)[4], unsigned long long b, bool keep) {
@@ -87,7 +95,7 @@ void issue_product(float (&sum)[N / 2], const unsigned (&a)[4], unsigned long lo
         unsigned a[4];
     };
     const auto words = emulation::exchange("wgmma", Words{{a[0], a[1], a[2], a[3]}});
-    Product product{sum, {}, b, N, TRANSPOSED, keep, number_at<T>};
+    Product product{sum, true, {}, 0, b, N, TRANSPOSED, keep, number_at<T>};
     for (int k = 0; k < 16; ++k) {  // lane 4r + c: depths 2c, 2c + 1 of rows r, r + 8, then 2c + 8, 2c + 9
         const Words lane = words[emulation::lane() / 4 * 4 + k % 8 / 2];
         for (int r = 0; r < 2; ++r) product.a[r][k] = half_of<T>(lane.a[r + k / 8 * 2], k % 2);
@@ -98,12 +106,7 @@ void issue_product(float (&sum)[N / 2], const unsigned (&a)[4], unsigned long lo
 template <class T, int N, bool TRANSPOSED>
 void issue_product(float (&sum)[N / 2], unsigned long long a, unsigned long long b, bool keep) {
     emulation::exchange("wgmma", 0);
-    Product product{sum, {}, b, N, TRANSPOSED, keep, number_at<T>};
-    const int row = threadIdx.x % kWarpgroupSize / kWarpSize * 16 + emulation::lane() / 4;
-    for (int k = 0; k < 16; ++k) {
-        for (int r = 0; r < 2; ++r) product.a[r][k] = number_at<T>(element_at(a, 0, row + r * 8, k * 2));
-    }
-    issued().back().push_back(product);
+    issued().back().push_back({sum, false, {}, a, b, N, TRANSPOSED, keep, number_at<T>});
 }
 
 }  // namespace atoffer

@@ -237,10 +237,9 @@ def test_shared_memory_holds_queries_and_stages():
 
 
 def test_blocks_that_share_rows_have_room_for_what_others_found():
-    stages = 3 * (2 * 64 * 128 + 24)
-    alone, shared = FOUR_SPLITS | {"splits": 1}, 3 * 32 * (32 + 4) * 4
-    assert shared_bytes(Workload(), alone) == 1024 + stages
-    assert shared_bytes(Workload(), FOUR_SPLITS) == 1024 + stages + -stages % 16 + shared
+    alone, others = FOUR_SPLITS | {"splits": 1}, 3 * 32 * (32 + 4) * 4
+    assert shared_bytes(Workload(), alone) == 1024 + 3 * (2 * 64 * 128 + 24)
+    assert shared_bytes(Workload(), FOUR_SPLITS) == shared_bytes(Workload(), alone) + 8 + others
     few, many = (TEMPLATE.geometry(SMALL, choice_of(**values)) for values in (alone, FOUR_SPLITS))
     assert many == replace(few, blocks=4 * few.blocks)
 
@@ -271,6 +270,7 @@ def test_pairs_at_once_share_the_cache():
         ({"splits": 3}, "1, 2 or 4"),
         ({"splits": 2}, "share 64 rows"),
         (SMALL_LOADER | {"splits": 2}, "share 64 rows"),
+        (SMALL_LOADER | {"eager": 1}, "fills all buffers anyway"),
         (THREE_GROUPS | {"shared_queries": 0}, "registers"),
     ],
 )
