@@ -1,7 +1,7 @@
 """Complete tables: every legal choice of some workloads, the best again with more samples, and whole forwards."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,8 @@ from atoffer_rl.workload import Workload
 BEST_CHOICES = 3
 BEST_REPLAYS = 100
 BEST_ROUNDS = 4
+DOUBTFUL = 1.3
+"""How much longer than on a run that contains it a choice takes that is measured again."""
 FORWARDS = 200
 FORWARD_REPLAYS = 20
 FINALIST_ROUNDS = 5
@@ -215,9 +217,10 @@ class _Recorder:
         return self._measure("segments", missing, len(requests) - len(missing), replays=MIN_REPLAYS)
 
     def measure_best(self) -> bool:
-        """The best few choices of each run again with more samples, until the best ones all have them."""
+        """The best few choices of each run, and doubtful ones, with more samples, until the best ones all have them."""
         for turn in range(BEST_ROUNDS):
-            requests = [request for request in self._best_requests() if not self._has_many_samples(request)]
+            asked = dict.fromkeys((*self._best_requests(), *self._doubtful_requests()))
+            requests = [request for request in asked if not self._has_many_samples(request)]
             if requests and not self._measure(f"best choices, round {turn + 1}", requests, 0, BEST_REPLAYS):
                 return False
         return True
@@ -234,6 +237,15 @@ class _Recorder:
                 ranked.setdefault((trial.subject, request.choice.run), []).append((trial.latency_us, request))
         for group in ranked.values():
             yield from (request for _, request in sorted(group, key=lambda pair: pair[0])[:BEST_CHOICES])
+
+    def _doubtful_requests(self) -> Iterator[SegmentRequest]:
+        found: dict[Answers, SegmentRequest] = {}
+        for workload in self._workloads:
+            requests = {choice: SegmentRequest(workload, choice) for choice in self._choices(workload)}
+            trials = {choice: self._trials[request_key(request)] for choice, request in requests.items()}
+            for choice in doubtful(latencies(trials)):
+                found.setdefault(request_key(requests[choice]), requests[choice])
+        yield from found.values()
 
     def measure_forwards(self, count: int) -> bool:
         """Whole forwards of each workload; says whether all are there now."""
@@ -310,6 +322,26 @@ class _Recorder:
     def _is_complete(self, workload: Workload) -> bool:
         requests = (SegmentRequest(workload, choice) for choice in self._choices(workload))
         return all(request_key(request) in self._trials for request in requests)
+
+
+def doubtful(latencies_us: Mapping[Choice, float]) -> list[Choice]:
+    """Choices that took much longer than the same parameters did on a run that contains theirs.
+
+    Some must: fused, a run need not store what lies between. Of others the timing was disturbed for as long as it took.
+    """
+    alike: dict[tuple[str, object], list[Choice]] = {}
+    for choice in latencies_us:
+        alike.setdefault((choice.template, choice.parameters), []).append(choice)
+    return [
+        choice
+        for group in alike.values()
+        for choice in group
+        if any(
+            other.run.first <= choice.run.first <= choice.run.last <= other.run.last
+            and latencies_us[choice] > DOUBTFUL * latencies_us[other]
+            for other in group
+        )
+    ]
 
 
 def forward_schemes(latencies_us: dict[Choice, float], count: int, seed: int) -> list[Scheme]:

@@ -14,7 +14,7 @@ from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
-from atoffer_rl.kernels.recording import forward_schemes, record_table
+from atoffer_rl.kernels.recording import doubtful, forward_schemes, record_table
 from atoffer_rl.kernels.registry import ALL_RUNS
 from atoffer_rl.records import load_table
 from atoffer_rl.run import Run
@@ -181,3 +181,18 @@ def test_latencies_leave_failures_out(make: Make, tmp_path: Path) -> None:
     by_choice = latencies(done.table.segments(FIRST))
     assert len(by_choice) == 4 * len(RUNS)
     assert all(choice["kind"] == planted_jobs.GOOD for choice in by_choice)
+
+
+def test_a_part_that_took_longer_than_the_whole_is_doubtful() -> None:
+    part, whole, between = (Choice(Run(*run), "chain", (("vector", 4),)) for run in ((8, 8), (8, 9), (9, 9)))
+    other = Choice(Run(8, 8), "chain", (("vector", 8),))
+    assert doubtful({part: 14.0, whole: 10.0, between: 12.0, other: 90.0}) == [part]
+    assert doubtful({part: 12.9, whole: 10.0}) == []
+
+
+def test_doubtful_choices_are_measured_again_with_more_samples(make: Make, tmp_path: Path, monkeypatch) -> None:
+    doubted = Choice(Run(8, 8), "chain", (("kind", planted_jobs.GOOD), ("number", 3)))
+    monkeypatch.setattr(recording, "doubtful", lambda latencies_us: [doubted])
+    record_table(make(), [FIRST], "doubt", forwards=2, folder=tmp_path)
+    trial = load_table(tmp_path / "doubt.jsonl.gz").segments(FIRST)[doubted]
+    assert len(trial.samples_us) == recording.BEST_REPLAYS
