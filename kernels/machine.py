@@ -17,7 +17,7 @@ NVML_SM_CLOCK, NVML_GPU_TEMPERATURE = 1, 0
 # Flops a clock and multiprocessor, by compute capability: 16-bit tensor cores with float32 sums, float32 cores.
 RATES = {80: (2048, 128), 86: (512, 256), 87: (512, 256), 89: (1024, 256), 90: (4096, 256)}
 NEWEST_RATES = (4096, 256)
-PACKAGES = (("cupy", "cupy-cuda13x"), ("nvmath", "nvmath-python[cu13]"))
+PACKAGES = (("cupy", "cupy-cuda13x"), ("nvmath", "'nvmath-python[cu13]'"))
 
 
 def what_is_missing() -> str:

@@ -82,7 +82,9 @@ class CudaMeasurer:
     def _greeting(self) -> Greeting:
         failed = self._worker.wait_started()
         if failed is not None:
-            raise DeviceUnavailable(f"the GPU cannot be used: {failed.reason}; train --measurer replay needs none")
+            raise DeviceUnavailable(
+                f"the GPU cannot be used: {failed.reason}; --measurer replay, where there is one, needs none"
+            )
         greeting: Greeting = self._worker.greeting
         return greeting
 
