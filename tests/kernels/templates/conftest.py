@@ -1,7 +1,11 @@
 """Kernels on an emulated machine, verified as a measurer verifies them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+
+from tests.kernels.templates.gather_choices import SMALL
 
 
 @pytest.fixture
@@ -31,3 +35,17 @@ def assert_emulated(emulator, one_thread):
         return kernel
 
     return assert_emulated
+
+
+@pytest.fixture
+def ragged_workload(tmp_path):
+    """A mask for each sequence, with rows that keep nothing, a tile that keeps nothing, and columns no row keeps."""
+    index = np.arange(77)
+    keep = np.random.default_rng(1).random((2, 77, 77)) < 0.1
+    keep |= np.abs(index[:, None] - index) < 3
+    keep[0, 20:50] = False
+    keep[1, :17] = False
+    keep[1, 64:] = False
+    keep[:, :, 30:35] = False
+    np.save(tmp_path / "mask.npy", keep)
+    return replace(SMALL, mask=f"file:{tmp_path / 'mask.npy'}")

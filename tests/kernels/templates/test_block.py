@@ -13,8 +13,20 @@ from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.template import Geometry
 from atoffer_rl.kernels.templates.block import PLAN_NAMES, TEMPLATE, kept_values, pairs_at_once, registers, shared_bytes
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
+from tests.kernels.templates.block_choices import (
+    BLOCKINGS,
+    COPIED_QUERIES,
+    DEFAULT,
+    FOUR_SPLITS,
+    LOADER,
+    RUNS,
+    SHORT,
+    SMALL_LOADER,
+    THREE_GROUPS,
+    TWO_SPLITS,
+    choice_of,
+)
 from tests.kernels.templates.checks import (
     assert_all_right,
     assert_rendered_alike,
@@ -22,7 +34,6 @@ from tests.kernels.templates.checks import (
     assert_unkept_columns_stay_out,
 )
 
-RUNS = [Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)]
 MASKS = [
     "dense",
     "causal",
@@ -31,22 +42,8 @@ MASKS = [
     "longformer:window=8,global=3",
     "bigbird:window=8,global=2,random=1,block=8",
 ]
-NAMES = ("tile_rows", "columns", "stages", "loader", "shared_queries", "residents", "lazy", "splits", "eager")
-DEFAULT = dict(zip(NAMES, (128, 64, 4, 0, 1, 2, 0, 1, 0), strict=True))
-THREE_GROUPS = dict(zip(NAMES, (192, 128, 3, 1, 1, 1, 0, 1, 0), strict=True))
-LOADER = dict(zip(NAMES, (128, 128, 3, 1, 0, 1, 0, 1, 0), strict=True))
-SMALL_LOADER = dict(zip(NAMES, (64, 128, 3, 1, 0, 2, 0, 1, 0), strict=True))
-SHORT = dict(zip(NAMES, (64, 64, 3, 0, 0, 2, 0, 1, 1), strict=True))
-COPIED_QUERIES = dict(zip(NAMES, (64, 64, 3, 0, 1, 3, 0, 1, 1), strict=True))
-TWO_SPLITS = dict(zip(NAMES, (64, 128, 3, 0, 0, 1, 1, 2, 0), strict=True))
-FOUR_SPLITS = dict(zip(NAMES, (64, 64, 3, 0, 0, 2, 0, 4, 1), strict=True))
-BLOCKINGS = (DEFAULT, THREE_GROUPS, LOADER, SMALL_LOADER, SHORT, COPIED_QUERIES, TWO_SPLITS, FOUR_SPLITS)
 SMALL = Workload(batch=2, seq_len=77, heads=3, head_dim=64)
 VECTOR, PANEL_ROW, PERIOD = 8, 128, 1024  # elements, bytes, bytes
-
-
-def choice_of(run=RUNS[2], **values):
-    return Choice(run, "block", tuple((DEFAULT | values).items()))
 
 
 # ---- The algorithm, by the arrays that the kernel reads.

@@ -7,7 +7,7 @@ import pytest
 
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
-from tests.kernels.templates.test_block import (
+from tests.kernels.templates.block_choices import (
     BLOCKINGS,
     COPIED_QUERIES,
     DEFAULT,
