@@ -17,7 +17,7 @@ from atoffer_rl.tensors import reads_lengths
 from atoffer_rl.trial import ForwardRequest, SegmentRequest
 from atoffer_rl.workload import Workload
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(alone=True)
 WORKLOAD = Workload(batch=4, seq_len=128, heads=12, head_dim=64, ffn_dim=3072, layers=4)
 
 

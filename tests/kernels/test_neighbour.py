@@ -88,7 +88,7 @@ def test_timings_that_stay_disturbed_are_an_error(monkeypatch: pytest.MonkeyPatc
         context.time(STREAM, spy, neighbour_of(spy, 5.0), replays=1)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)
 def test_a_neighbour_copies_and_costs_as_a_segment_what_it_costs_alone() -> None:
     import cupy
 

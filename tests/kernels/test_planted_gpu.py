@@ -23,7 +23,7 @@ def test_planted_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         assert compile_kernel(program, "sm_80").startswith(b"\x7fELF")
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)
 def test_the_search_ends_and_the_store_says_which_was_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
     planted = import_module("benchmarks.planted")
