@@ -113,7 +113,7 @@ struct Copier {
     __device__ __forceinline__ Copier(const Element* qkv, const Element* bias, const Plan<Element>& plan,
                                       const Shared<Shape>& shared)
         : qkv(qkv), bias(bias), plan(plan), shared(shared) {
-        thread = (threadIdx.x - Tile::kThreads) % Tile::kCopyThreads;  // the remainder tells the compiler its range
+        thread = threadIdx.x - Tile::kThreads;
         first_row = thread / Tile::kRowVectors;
         vector = thread % Tile::kRowVectors;
     }
@@ -204,12 +204,11 @@ struct Copier {
         rows.fetch(thread, [&](int row) { return source.row(row); });
         Columns next;
         next.fetch(thread, [&](int row) { return source.column(row); });
-        wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
-        copy_plan(item);
         wait_for_inputs();
         const int drawn = kDraws ? draw() : Tile::kTickets;  // on its way while this item is copied
+        wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
         copy_queries(queries, rows, length);
-        if constexpr (Shape::kAddBias) copy_biases(bias + channels);
+        copy_small(item, bias + channels);
         publish(ticket, length, chunks);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const Columns fetched = next;
@@ -313,8 +312,8 @@ struct Copier {
         }
     }
 
-    // Row numbers, their orders and the item.
-    __device__ __forceinline__ void copy_plan(int item) const {
+    // Row numbers, their orders, the item, and the head's biases of queries and values.
+    __device__ __forceinline__ void copy_small(int item, const Element* head_bias) const {
         copy_words<Tile::kTileRows>(shared_address(shared.rows(buffer.at)),
                                     reinterpret_cast<const unsigned*>(plan.rows + item * Tile::kTileRows));
         if constexpr (Tile::kPasses > 1) {
@@ -324,14 +323,12 @@ struct Copier {
         }
         copy_words<sizeof(Item) / 4>(shared_address(shared.item(buffer.at)),
                                      reinterpret_cast<const unsigned*>(plan.items + item));
-    }
-
-    // The head's biases of queries and values.
-    __device__ __forceinline__ void copy_biases(const Element* head_bias) const {
-        for (int at = thread; at < 2 * Tile::kRowVectors; at += Tile::kCopyThreads) {
-            const Element* from = head_bias + at / Tile::kRowVectors * 2 * Tile::kWidth;
-            copy_async<kVectorBytes>(shared_address(shared.biases(buffer.at)) + at * kVectorBytes,
-                                     from + (has_channels() ? vector * Tile::kVectorElements : 0), has_channels());
+        if constexpr (Shape::kAddBias) {
+            for (int at = thread; at < 2 * Tile::kRowVectors; at += Tile::kCopyThreads) {
+                const Element* from = head_bias + at / Tile::kRowVectors * 2 * Tile::kWidth;
+                copy_async<kVectorBytes>(shared_address(shared.biases(buffer.at)) + at * kVectorBytes,
+                                         from + (has_channels() ? vector * Tile::kVectorElements : 0), has_channels());
+            }
         }
     }
 
