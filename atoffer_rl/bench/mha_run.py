@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from atoffer_rl.bench.cells import IDENTITY, Cell, device_here, find_cells, identity_of, name_of, source_hash
-from atoffer_rl.bench.record import RecordFile, machine_here
+from atoffer_rl.bench.cells import Cell, device_here, find_cells, identity_of, name_of, source_hash
+from atoffer_rl.bench.record import RecordFile, key_of, machine_here
 from atoffer_rl.bench.waves import free_bytes_here, run_wave, waves_of
 from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.workload import Workload
@@ -30,28 +30,28 @@ class MhaRun:
     def __init__(self, workloads: Sequence[Workload], path: Path | None, say: Say) -> None:
         self._say = say
         device = device_here()
-        self._workloads = {_key(identity_of(workload)): workload for workload in workloads}
+        self._workloads = {key_of(identity_of(workload)): workload for workload in workloads}
 
         def is_current(row: dict[str, Any]) -> bool:
-            workload = self._workloads.get(_key(row))
+            workload = self._workloads.get(key_of(row))
             return workload is None or row.get("ours_source") == source_hash(workload, device)
 
         places = {key: place for place, key in enumerate(self._workloads)}
 
         def place_of(row: dict[str, Any]) -> int:
-            return places.get(_key(row), len(places))
+            return places.get(key_of(row), len(places))
 
         self._record = RecordFile(path, machine_here(), is_current, place_of)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of these cells so far, in the cells' order."""
-        return [row for row in self._record.rows if _key(row) in self._workloads]
+        return [row for row in self._record.rows if key_of(row) in self._workloads]
 
     @property
     def todo(self) -> list[Workload]:
         """The cells that have no row yet."""
-        done = {_key(row) for row in self._record.rows}
+        done = {key_of(row) for row in self._record.rows}
         return [workload for key, workload in self._workloads.items() if key not in done]
 
     def find_cells(self, measurer: Measurer) -> list[Cell]:
@@ -77,6 +77,14 @@ class MhaRun:
             self._say(f"wave {number} of {len(waves)}: {len(wave)} cells are prepared, then timed one by one")
             run_wave(wave, replays, self._end)
 
+    def finish(self) -> None:
+        """Write the record where it could not be written after every row, as into a pipe.
+
+        Raises:
+            LogError: If it cannot be written.
+        """
+        self._record.finish()
+
     def _end(self, cell: Cell, row: dict[str, Any] | None, reason: str) -> None:
         if row is None:
             self._fail(cell.workload, reason)
@@ -91,8 +99,3 @@ class MhaRun:
     def _fail(self, workload: Workload, reason: str) -> None:
         self._record.fail(name_of(workload), reason)
         self._say(f"{name_of(workload)} has no row: {reason}")
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells the row of one workload from another's."""
-    return tuple(row.get(name) for name in IDENTITY)

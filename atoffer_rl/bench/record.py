@@ -1,6 +1,7 @@
 """Benchmark records: what `--json` writes, how a run goes on where it stopped, and the tables that people read."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -11,9 +12,10 @@ from tempfile import TemporaryFile
 from typing import Any, TypeAlias
 
 from atoffer_rl.bench.cells import IDENTITY
-from atoffer_rl.errors import LogError
+from atoffer_rl.errors import LogError, SchemeError
 from atoffer_rl.kernels.machine import current_device, current_machine
-from atoffer_rl.whole_file import os_reason, whole_file
+from atoffer_rl.scheme import Scheme
+from atoffer_rl.whole_file import os_reason, real_path, whole_file
 
 PACKAGES = ("torch", "triton", "cupy-cuda13x", "cuda-core", "nvmath-python")
 MACHINE_FIELDS = ("device", "uuid", "driver", "versions")
@@ -35,8 +37,15 @@ def record_of(rows: Sequence[Row]) -> dict[str, Any]:
     return machine_here() | {"taken": _now(), "rows": list(rows)}
 
 
+def key_of(row: Row) -> tuple[Any, ...]:
+    """What tells the row of one workload from another's."""
+    return tuple(row.get(name) for name in IDENTITY)
+
+
 class RecordFile:
     """A record that is on disk after every row.
+
+    Rows that need to be taken again stay in the file until they were. A pipe is written once, by `finish`.
 
     Args:
         path: Where; None keeps it in memory alone.
@@ -59,32 +68,22 @@ class RecordFile:
         self._place_of = place_of
         self._failed: dict[str, str] = {}
         self.rows: list[Row] = []
-        if path is not None and path.exists():
-            self.rows = [row for row in self._earlier_rows(path) if is_current(row)]
-        self._write()
-
-    def _earlier_rows(self, path: Path) -> list[Row]:
-        try:
-            record = json.loads(path.read_text())
-            other = [name for name in MACHINE_FIELDS if record[name] != self._machine[name]]
-            rows = [_checked_row(row) for row in record["rows"]]
-        except OSError as error:
-            raise LogError(f"cannot read {path}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise LogError(f"{path} is not a record of this benchmark: name another file") from error
-        if other:
-            raise LogError(f"{path} was taken with another {' and '.join(other)}: name another file, or remove it")
-        return rows
+        self._outdated: list[Row] = []
+        if path is not None:
+            check_writable(path)
+            for row in _kept_rows(path, machine):
+                (self.rows if is_current(row) else self._outdated).append(row)
 
     def add(self, row: Row) -> None:
-        """Keep one more row.
+        """Keep one more row, in place of an outdated one.
 
         Raises:
             LogError: If it cannot be written.
         """
+        self._outdated = [other for other in self._outdated if key_of(other) != key_of(row)]
         self.rows.append(row)
         self.rows.sort(key=self._place_of)
-        self._write()
+        self._update()
 
     def fail(self, name: str, reason: str) -> None:
         """Note that the cell called `name` has no row.
@@ -93,16 +92,78 @@ class RecordFile:
             LogError: If it cannot be written.
         """
         self._failed[name] = reason
-        self._write()
+        self._update()
 
-    def _write(self) -> None:
-        if self._path is not None:
-            taken = {"taken": _now(), "rows": self.rows} | ({"failed": self._failed} if self._failed else {})
-            write_record(self._path, self._machine | taken)
+    def finish(self) -> None:
+        """Write what could not be written again and again.
+
+        Raises:
+            LogError: If it cannot be written.
+        """
+        if self._path is not None and is_stream(self._path):
+            self._write(self._path)
+
+    def _update(self) -> None:
+        if self._path is not None and not is_stream(self._path):
+            self._write(self._path)
+
+    def _write(self, path: Path) -> None:
+        rows = sorted([*self.rows, *self._outdated], key=self._place_of)
+        taken = {"taken": _now(), "rows": rows} | ({"failed": self._failed} if self._failed else {})
+        write_record(path, self._machine | taken)
 
 
-def _checked_row(row: Any) -> Row:
-    """A row that an earlier run left, if it can be told from others and tables can show it.
+def _kept_rows(path: Path, machine: dict[str, Any]) -> list[Row]:
+    """The rows that earlier runs left in `path`.
+
+    Raises:
+        LogError: If it cannot be read, or holds something else than rows that `machine` gave.
+    """
+    record = _earlier_record(path, "mha", _check_mha_row)
+    if record is None:
+        return []
+    if other := [name for name in MACHINE_FIELDS if record[name] != machine[name]]:
+        raise LogError(f"{path} was taken with another {' and '.join(other)}: name another file, or remove it")
+    return [dict(row) for row in record["rows"]]
+
+
+def check_encoder_target(path: Path) -> None:
+    """Accept a file that a record of `bench encoder` can be written to: none yet, or an earlier such record.
+
+    Raises:
+        LogError: If it cannot be written, or holds something else.
+    """
+    check_writable(path)
+    record = _earlier_record(path, "encoder", _check_encoder_row)
+    if record is not None and not record["rows"]:
+        raise _not_a_record(path, "encoder")
+
+
+def _earlier_record(path: Path, bench: str, check_row: Callable[[Any], None]) -> dict[str, Any] | None:
+    """The record in `path`, if it is there; what is no regular file, such as a pipe, is not read.
+
+    Raises:
+        LogError: If it cannot be read, or is no record of benchmark `bench`, of rows that `check_row` takes.
+    """
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for row in record["rows"]:
+            check_row(row)
+        return {name: record[name] for name in (*MACHINE_FIELDS, "rows")}
+    except OSError as error:
+        raise LogError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, SchemeError) as error:
+        raise _not_a_record(path, bench) from error
+
+
+def _not_a_record(path: Path, bench: str) -> LogError:
+    return LogError(f"{path} is not a record of bench {bench}: name another file")
+
+
+def _check_mha_row(row: Any) -> None:
+    """Accept a row of an earlier `bench mha` that can be told from others and that tables can show.
 
     Raises:
         ArithmeticError, AttributeError, KeyError, TypeError or ValueError: If not.
@@ -110,7 +171,21 @@ def _checked_row(row: Any) -> Row:
     hash(tuple(row[name] for name in (*IDENTITY, "ours_source")))
     cells_table([row])
     summary_of([row])
-    return dict(row)
+
+
+def _check_encoder_row(row: Any) -> None:
+    """Accept a row of an earlier `bench encoder`.
+
+    Raises:
+        ArithmeticError, AttributeError, KeyError, TypeError or ValueError: If it is none.
+    """
+    Scheme.from_json(row["ours_scheme"])
+    table_of([row])
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `path` is no regular file, such as a pipe or a terminal: it cannot be read or replaced."""
+    return path.exists() and not path.is_file()
 
 
 def check_writable(path: Path) -> None:
@@ -121,9 +196,14 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise LogError(f"cannot write {path}: it is a folder")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise LogError(f"cannot write {path}: it is write-protected, name another file")
+    if is_stream(path):
+        return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=path.parent):
+        folder = real_path(path).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise LogError(f"cannot write {path}: {os_reason(error)}") from error
@@ -135,12 +215,18 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     Raises:
         LogError: If it cannot be written.
     """
+    content = (json.dumps(record, indent=1) + "\n").encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if is_stream(path):  # by its own name: that of a pipe behind /dev/stdout names no file
+            path.write_bytes(content)
+            return
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise LogError(f"cannot write {path}: {os_reason(error)}") from error
     with whole_file(path, LogError, "record") as file:
-        file.write((json.dumps(record, indent=1) + "\n").encode())
+        file.write(content)
 
 
 def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:

@@ -60,6 +60,7 @@ def mha(
     try:
         _run_cells(bench, replays, jobs or usable_cpus(), store)
     finally:
+        bench.finish()
         if bench.rows:
             print_table(*cells_table(bench.rows))
             print_line(summary_of(bench.rows))
@@ -113,13 +114,13 @@ def encoder(
     Example: atoffer bench encoder --batch 16 --seq-len 256 --mask strided --json encoder.json
     """
     from atoffer_rl.bench.cells import device_here
-    from atoffer_rl.bench.record import check_writable, record_of, table_of, write_record
+    from atoffer_rl.bench.record import check_encoder_target, record_of, table_of, write_record
     from atoffer_rl.kernels.legal_space import LegalSpace
     from atoffer_rl.kernels.measurers.open import open_measurer
 
     _check_lengths(workload)
     if json is not None:
-        check_writable(json)
+        check_encoder_target(json)
     device_here()
     measurer, line = open_measurer("cuda", workload, store)
     print_line(line)

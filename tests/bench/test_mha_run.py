@@ -107,6 +107,17 @@ def test_what_other_kernels_gave_is_taken_again(bench, tmp_path, monkeypatch):
     assert sorted(bench.taken) == [1, 2]
 
 
+def test_what_other_kernels_gave_stays_until_it_is_taken_again(bench, tmp_path, monkeypatch):
+    path = tmp_path / "record.json"
+    bench(path)
+    before = json.loads(path.read_text())["rows"]
+    monkeypatch.setattr(mha_run, "source_hash", lambda workload, device: "other")
+    assert not MhaRun(CELLS, path, bench.said.append).rows
+    assert json.loads(path.read_text())["rows"] == before
+    bench(path, dying=(1,))
+    assert [row["batch"] for row in json.loads(path.read_text())["rows"]] == [1, 2]
+
+
 def test_rows_of_other_cells_stay(bench, tmp_path):
     path = tmp_path / "record.json"
     measured = {"ours_us": 1.0, "peers": {}, "speedup": None, "bytes_floor_us": 1.0}

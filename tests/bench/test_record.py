@@ -1,6 +1,9 @@
 """Records, their tables, and what the README makes of them."""
 
 import json
+import os
+import subprocess
+import sys
 from importlib import util
 from pathlib import Path
 
@@ -9,13 +12,16 @@ import pytest
 from atoffer_rl.bench.record import (
     RecordFile,
     cells_table,
+    check_encoder_target,
     check_writable,
     geometric_mean,
     speedup_table,
     summary_of,
     table_of,
+    write_record,
 )
 from atoffer_rl.errors import LogError
+from tests.core.test_store import SCHEME
 
 MACHINE = {"device": "GPU", "uuid": "GPU-1", "driver": "1", "versions": {"torch": "2"}, "floor_gb_s": 3000.0}
 README = Path(__file__).parents[2] / "benchmarks" / "readme.py"
@@ -61,7 +67,14 @@ def test_rows_of_other_kernels_are_taken_again(tmp_path):
     record = kept(path)
     record.add(row())
     record.add(row(batch=8))
-    assert [found["batch"] for found in kept(path, is_current=lambda row: row["batch"] == 8).rows] == [8]
+    before = path.read_text()
+    again = kept(path, is_current=lambda row: row["batch"] == 8)
+    assert [found["batch"] for found in again.rows] == [8]
+    assert path.read_text() == before
+    again.fail("some cell", "it died")
+    assert json.loads(path.read_text())["rows"] == [row(), row(batch=8)]
+    again.add(row(speedup=9.0))
+    assert json.loads(path.read_text())["rows"] == [row(speedup=9.0), row(batch=8)]
 
 
 @pytest.mark.parametrize("field", ["device", "uuid", "driver", "versions"])
@@ -74,7 +87,7 @@ def test_another_machines_record_is_refused_and_kept(tmp_path, field):
     assert path.read_text() == before
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 1}', "\u00ff"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 1}', '{"rows": []}', "\u00ff"])
 def test_what_is_no_record_is_refused(tmp_path, text):
     path = tmp_path / "record.json"
     path.write_text(text)
@@ -108,7 +121,7 @@ def test_an_encoders_record_is_refused_and_kept(tmp_path):
     path = tmp_path / "record.json"
     encoders = {name: value for name, value in row().items() if name != "ours_source"} | {"ours_scheme": {}}
     path.write_text(json.dumps(MACHINE | {"rows": [encoders]}))
-    with pytest.raises(LogError, match="not a record of this benchmark"):
+    with pytest.raises(LogError, match="not a record of bench mha"):
         kept(path)
     assert json.loads(path.read_text())["rows"] == [encoders]
 
@@ -134,6 +147,53 @@ def test_checking_leaves_what_is_there(tmp_path):
     check_writable(path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_protected_file_is_told_before_anything_runs(tmp_path, monkeypatch):
+    path = tmp_path / "record.json"
+    path.write_text("before")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(LogError, match="write-protected"):
+        check_writable(path)
+
+
+def encoder_row():
+    return {name: value for name, value in row().items() if name != "ours_source"} | {"ours_scheme": SCHEME.to_json()}
+
+
+def test_an_encoders_record_replaces_another(tmp_path):
+    path = tmp_path / "record.json"
+    check_encoder_target(path)
+    write_record(path, MACHINE | {"rows": [encoder_row()]})
+    check_encoder_target(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"rows": []}', *(json.dumps(MACHINE | {"rows": rows}) for rows in ([], 1, [row()]))]
+)
+def test_what_is_no_encoders_record_is_refused_and_kept(tmp_path, text):
+    path = tmp_path / "record.json"
+    path.write_text(text)
+    with pytest.raises(LogError, match="not a record of bench encoder: name another file"):
+        check_encoder_target(path)
+    assert path.read_text() == text
+
+
+def test_a_pipe_is_written_once_and_never_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    check_encoder_target(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+        record = kept(tmp_path / "pipe")
+        record.add(row())
+        record.add(row(batch=8))
+        record.finish()
+        assert json.loads(reader.communicate(timeout=30)[0])["rows"] == [row(), row(batch=8)]
+
+
+def test_standard_output_is_written_as_it_is():
+    program = "from pathlib import Path; from atoffer_rl.bench.record import write_record as w; "
+    command = [sys.executable, "-c", program + "w(Path('/dev/stdout'), {'rows': []})"]
+    assert json.loads(subprocess.run(command, capture_output=True, check=True).stdout) == {"rows": []}
 
 
 def test_without_a_file_rows_are_kept_in_memory():

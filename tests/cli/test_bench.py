@@ -26,6 +26,14 @@ def test_an_encoder_record_that_cannot_be_written_is_told_at_once(atoffer, tmp_p
     assert "it is a folder" in outcome.err
 
 
+def test_an_encoder_record_replaces_nothing_else(atoffer, tmp_path):
+    (tmp_path / "mha.json").write_text('{"rows": [{}]}')
+    outcome = atoffer("bench", "encoder", "--json", tmp_path / "mha.json")
+    assert outcome.status == 1
+    assert "not a record of bench encoder: name another file" in outcome.err
+    assert (tmp_path / "mha.json").read_text() == '{"rows": [{}]}'
+
+
 @pytest.mark.skipif(not what_is_missing(), reason="a GPU is here")
 def test_what_is_missing_is_named(atoffer, tmp_path):
     outcome = atoffer("bench", "mha", "--grid", "small", "--json", tmp_path / "record.json")
