@@ -2,7 +2,7 @@
 
 import sys
 
-from atoffer_rl.cli.app import run
+from atoffer_rl.cli.start import start
 
 if __name__ == "__main__":
-    sys.exit(run(["train", *sys.argv[1:]], program="train_agent.py"))
+    sys.exit(start(["train", *sys.argv[1:]], program="train_agent.py"))

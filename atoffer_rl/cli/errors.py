@@ -9,10 +9,11 @@ from io import StringIO
 
 import typer
 
+from atoffer_rl.cli.start import INTERRUPTED, INTERRUPTION
 from atoffer_rl.errors import AtofferError
 from atoffer_rl.whole_file import os_reason
 
-FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+FAILURE, USAGE = 1, 2
 # What typer raises for a wrong command line; click or typer's own copy of it defines the class.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -44,7 +45,7 @@ def run_guarded(program: str, job: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         status = INTERRUPTED
     if status == INTERRUPTED:
-        return _complain(program, "interrupted; everything measured so far is kept", INTERRUPTED)
+        return _complain(program, INTERRUPTION, INTERRUPTED)
     return status if isinstance(status, int) else 0
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoffer_rl.agents.hyperparameters import MAX_SEED
-from atoffer_rl.cli.errors import INTERRUPTED
 from atoffer_rl.cli.interrupts import noted_interrupts
 from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.cli.progress_bar import ProgressBar
+from atoffer_rl.cli.start import INTERRUPTED
 from atoffer_rl.errors import LogError, NotRecorded
 from atoffer_rl.records import describe
 from atoffer_rl.scheme import Scheme

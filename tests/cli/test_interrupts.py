@@ -1,6 +1,9 @@
 import os
 import signal
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +47,25 @@ def test_where_interrupts_are_ignored_they_stay_ignored():
         os.kill(os.getpid(), signal.SIGINT)
         assert not pressed()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+PRESSED_WHILE_IMPORTING = """
+import runpy
+import sys
+
+class Pressed:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Pressed())
+runpy.run_path("train_agent.py", run_name="__main__")
+"""
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_one_line():
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", PRESSED_WHILE_IMPORTING]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "train_agent.py: interrupted; everything measured so far is kept\n"

@@ -1,0 +1,17 @@
+"""Starts the command line so that Ctrl-C ends it in one line from the first moment on; imports nothing before that."""
+
+import sys
+
+INTERRUPTED = 130
+INTERRUPTION = "interrupted; everything measured so far is kept"
+
+
+def start(arguments: list[str], program: str) -> int:
+    """Import the command line and run `arguments`; the exit status."""
+    try:
+        from atoffer_rl.cli.app import run
+
+        return run(arguments, program)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{program}: {INTERRUPTION}\n")
+        return INTERRUPTED
