@@ -75,8 +75,13 @@ class Checkpoint:
         return Checkpoint(self.weights, self.hidden, self.space)
 
 
-def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
+def save_checkpoint(checkpoint: Checkpoint, path: Path, remedy: str = "make room, or use another folder") -> None:
     """Write `checkpoint` to `path`; the file is complete or the earlier one stays.
+
+    Args:
+        checkpoint: What to write.
+        path: The file.
+        remedy: What to do where it cannot be written.
 
     Raises:
         LogError: If it cannot be written.
@@ -99,7 +104,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         reason = error.strerror or error
-        raise LogError(f"cannot write checkpoint {path} ({reason}): make room, or use another --log-folder") from error
+        raise LogError(f"cannot write checkpoint {path} ({reason}): {remedy}") from error
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TRIALS_FILE = "trials.jsonl"
 RESULT_FILE = "result.json"
+ANOTHER_FOLDER = "use another --log-folder"
 
 
 class RunLog:
@@ -25,19 +26,23 @@ class RunLog:
 
     Args:
         folder: Where to; it is made if need be. None keeps nothing.
+        remedy: What to do where it cannot be written.
+
+    Attributes:
+        remedy: As above; whoever writes a checkpoint knows a better one from then on.
 
     Raises:
         LogError: Here and from every method, if the folder cannot be written.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None = None, remedy: str = ANOTHER_FOLDER) -> None:
+        self.folder, self.remedy = folder, remedy
         self._writer: SummaryWriter | None = None
         if folder is None:
             return
         with self._writing():
             folder.mkdir(parents=True, exist_ok=True)
-            self._lines = _opened_trials(folder / TRIALS_FILE)
+            self._lines = _opened_trials(folder / TRIALS_FILE, remedy)
             from torch.utils.tensorboard.writer import SummaryWriter as Writer
 
             self._writer = Writer(str(folder))
@@ -130,7 +135,7 @@ class RunLog:
                 yield
         except OSError as error:
             reason = error.strerror or str(error)
-            raise LogError(f"cannot write the log folder {self.folder} ({reason}): use another --log-folder") from error
+            raise LogError(f"cannot write the log folder {self.folder} ({reason}): {self.remedy}") from error
 
 
 def _choice_in(line: bytes) -> str:
@@ -141,7 +146,7 @@ def _choice_in(line: bytes) -> str:
         return ""
 
 
-def _opened_trials(path: Path) -> TextIO:
+def _opened_trials(path: Path, remedy: str) -> TextIO:
     """`path` for appending, held for this process alone; a line that a killed process left half written is dropped.
 
     Raises:
@@ -152,7 +157,7 @@ def _opened_trials(path: Path) -> TextIO:
         fcntl.flock(lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lines.close()
-        raise LogError(f"another run is writing {path.parent}: wait for it, or use another --log-folder") from error
+        raise LogError(f"another run is writing {path.parent}: wait for it, or {remedy}") from error
     content = path.read_bytes()
     if not content.endswith(b"\n"):
         lines.truncate(content.rfind(b"\n") + 1)

@@ -137,7 +137,9 @@ class _Progress(BaseCallback):
         self.save()
 
     def save(self) -> None:
-        """Write a checkpoint into the log folder."""
-        folder = self.session.log.folder
-        if folder is not None:
-            save_checkpoint(checkpoint_of(self.ppo, self.session, self.config), folder / CHECKPOINT_FILE)
+        """Write a checkpoint into the log folder; whatever fails later, the run can go on from there."""
+        log = self.session.log
+        if log.folder is not None:
+            path = log.folder / CHECKPOINT_FILE
+            save_checkpoint(checkpoint_of(self.ppo, self.session, self.config), path, log.remedy)
+            log.remedy = f"what was measured is kept, make room and go on with train --resume {path}"

@@ -1,13 +1,14 @@
 """Options that commands share."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from atoffer_rl.dtype import FLOATS
+from atoffer_rl.errors import AtofferError
 from atoffer_rl.workload import ACTIVATIONS, Workload
 
 Result = TypeVar("Result")
@@ -36,6 +37,25 @@ WORKLOAD_OPTIONS = (
     _option("lengths", "Sequence lengths: full, uniform:shortest=1,longest=128, or list:a/b/c.", str),
     _option("packed", "Sequences lie one right after the other, without rows between; needs --lengths.", bool),
 )
+WORKLOAD_NAMES = tuple(option.name for option in WORKLOAD_OPTIONS)
+
+
+def refuse_options(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Accept a command line that gives none of the parameters `names`; their defaults are no one's wish.
+
+    Args:
+        context: Of the command.
+        names: Parameters of the command.
+        why: Why they cannot be given here.
+
+    Raises:
+        AtofferError: If one is given.
+    """
+    sources = {name: context.get_parameter_source(name) for name in names}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        options = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise AtofferError(f"{why}: leave out {options}")
 
 
 def workload_options(command: Callable[..., Result]) -> Callable[..., Result]:

@@ -1,5 +1,7 @@
 """`atoffer train`: a PPO agent searches a workload's schemes and settles on the best it measured."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,9 +9,9 @@ import typer
 
 from atoffer_rl.agents.hyperparameters import MAX_ENVS
 from atoffer_rl.cli import search_job as job
-from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.options import WORKLOAD_NAMES, JsonOption, refuse_options, workload_options
 from atoffer_rl.cli.policy_source import RANDOM, read_policy
-from atoffer_rl.errors import PolicyError
+from atoffer_rl.errors import PolicyError, StoreError
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
@@ -20,11 +22,13 @@ if TYPE_CHECKING:
     from atoffer_rl.kernels.measurers.protocol import Measurer
 
 MAX_TIMESTEPS = 10**9
+KEPT_BY_RESUME = (*WORKLOAD_NAMES, "policy", "seed", "standalone", "log_folder")
 
 
 @workload_options
 def command(
     *,
+    context: typer.Context,
     workload: Workload,
     measurer: job.MeasurerOption = "auto",
     budget: job.BudgetOption = None,
@@ -46,7 +50,8 @@ def command(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Go on with this checkpoint.zip: its workload, space, budget and seed hold. [default: a new run]"
+            help="Go on with this checkpoint.zip: its workload, space, policy, seed and folder hold, and its budget "
+            "unless another is given. [default: a new run]"
         ),
     ] = None,
     config: Annotated[
@@ -63,11 +68,14 @@ def command(
 
     Example: atoffer train --batch 16 --seq-len 256 --mask strided --budget 128 --export out/scheme
     """
-    from atoffer_rl.agents.log import RunLog
     from atoffer_rl.agents.ppo import PPOSearch
 
     job.check_export_folder(export)
     start = _start(policy, resume)
+    if resume is not None:
+        refuse_options(
+            context, KEPT_BY_RESUME, "--resume goes on with the checkpoint's own workload, policy and folder"
+        )
     hyperparameters = _hyperparameters(config, start, {"timesteps": timesteps, "n_envs": n_envs})
     if start is not None and start.resumable:
         workload, seed = Workload.from_json(start.run["workload"]), int(start.run["seed"])
@@ -76,12 +84,35 @@ def command(
     run_name = job.run_name("ppo", workload, seed)
     with (
         job.opened_measurer(measurer, workload, store, json) as opened,
-        RunLog(resume.parent if resume is not None else job.run_folder(log_folder, run_name)) as log,
+        _run_log(resume, log_folder, run_name) as log,
+        _told_to_resume(log),
     ):
         session = _session(workload, opened, start, (budget, seconds), standalone, seed, log)
         with job.watched(session, progress, json):
             result = job.searched(PPOSearch(hyperparameters, start), "ppo", session)
         return job.finish(result, session, export, json)
+
+
+def _run_log(resume: Path | None, parent: Path, name: str) -> "RunLog":
+    """The log of a new run called `name`, or of the run that goes on."""
+    from atoffer_rl.agents.log import RunLog
+
+    if resume is None:
+        return RunLog(job.run_folder(parent, name))
+    return RunLog(resume.parent, "copy the folder elsewhere, and resume there")
+
+
+@contextmanager
+def _told_to_resume(log: "RunLog") -> Iterator[None]:
+    """Say how the run goes on where its trials cannot be kept any more."""
+    from atoffer_rl.agents.ppo import CHECKPOINT_FILE
+
+    try:
+        yield
+    except StoreError as error:
+        if log.folder is None or not (checkpoint := log.folder / CHECKPOINT_FILE).is_file():
+            raise
+        raise StoreError(f"{error}; then go on with train --resume {checkpoint}") from error
 
 
 def _start(policy: str, resume: Path | None) -> "Checkpoint | None":

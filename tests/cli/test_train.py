@@ -1,10 +1,15 @@
 """`atoffer train`, `search` and `eval` on recorded latencies."""
 
+import errno
 import json
+import os
 
 import pytest
 
 from atoffer_rl.agents import random_search
+from atoffer_rl.agents.log import RunLog
+from atoffer_rl.agents.session import Session
+from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers import open as opening
 from atoffer_rl.operators import OPERATOR_COUNT
@@ -84,6 +89,62 @@ def test_train_resumes(train, atoffer, tmp_path):
     assert result["workload"]["batch"] == 1
     assert result["units"] > first["units"]
     assert result["latency_us"] <= first["latency_us"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--mask", "causal"), "--mask"),
+        (("--seed", 0), "--seed"),
+        (("--standalone", "--policy", "random"), "--policy, --standalone"),
+        (("--epsilon", 1e-5, "--log-folder", "logs"), "--epsilon, --log-folder"),
+    ],
+)
+def test_what_a_resumed_run_keeps_cannot_be_given(train, atoffer, tmp_path, words, named):
+    train("--budget", 12, "--timesteps", 32)
+    outcome = atoffer("train", "--resume", only(tmp_path / "logs") / "checkpoint.zip", *words)
+    assert outcome.status == 1
+    assert outcome.err.endswith(
+        f"--resume goes on with the checkpoint's own workload, policy and folder: leave out {named}\n"
+    )
+
+
+def test_a_resumed_runs_budget_can_be_given(train, atoffer, tmp_path):
+    train("--budget", 12, "--timesteps", 32)
+    words = ("--resume", only(tmp_path / "logs") / "checkpoint.zip", "--timesteps", 96, "--json")
+    assert json.loads(atoffer("train", *words, "--budget", 20).out)["units"] == 20
+
+
+def test_a_checkpoint_whose_folder_cannot_be_written(train, atoffer, tmp_path):
+    train("--budget", 12, "--timesteps", 32)
+    run = only(tmp_path / "logs")
+    (run / "trials.jsonl").unlink()
+    (run / "trials.jsonl").mkdir()
+    outcome = atoffer("train", "--resume", run / "checkpoint.zip")
+    assert outcome.status == 1
+    assert outcome.err.endswith("copy the folder elsewhere, and resume there\n")
+
+
+def test_a_full_disk_says_how_to_go_on(train, tmp_path, monkeypatch):
+    def full(log, record):
+        with log._writing():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RunLog, "trial", full)
+    outcome = train("--budget", 12)
+    checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
+    assert checkpoint.is_file()
+    assert f"what was measured is kept, make room and go on with train --resume {checkpoint}" in outcome.err
+
+
+def test_a_full_store_says_how_to_go_on(train, tmp_path, monkeypatch):
+    def full(session):
+        raise StoreError("no space left: free some")
+
+    monkeypatch.setattr(Session, "note", full)
+    outcome = train("--budget", 12)
+    checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
+    assert outcome.err == f"atoffer: no space left: free some; then go on with train --resume {checkpoint}\n"
 
 
 def test_the_default_budget_is_a_tenth(atoffer, tmp_path, table):
