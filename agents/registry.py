@@ -14,6 +14,8 @@ _MODULES = {
     "random": "atoffer_rl.agents.random_search",
 }
 SEARCHERS = tuple(_MODULES)
+LIVE_SEARCHERS = tuple(name for name in SEARCHERS if name != "oracle")
+"""Those that need no completely recorded workload."""
 
 
 def searcher_named(name: str) -> "Searcher":

@@ -38,6 +38,12 @@ class Grid:
     shapes: tuple[tuple[int, int], ...] = ()
     dtype: str = ""
 
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The fields of a workload that the grid does not leave open."""
+        shape = ("heads", "head_dim") if self.shapes else ()
+        return ("batch", "seq_len", "mask", *shape, *(("dtype",) if self.dtype else ()))
+
     def cells(self, workload: Workload) -> list[dict[str, Any]]:
         """The fields of each cell's workload, with all that the grid leaves open taken from `workload`."""
         shapes = self.shapes or ((workload.head_dim, workload.heads),)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoffer_rl.agents.registry import SEARCHERS, searcher_named
+from atoffer_rl.agents.registry import LIVE_SEARCHERS, searcher_named
 from atoffer_rl.bench.grids import GRIDS, grid_workloads
-from atoffer_rl.cli.options import workload_options
+from atoffer_rl.cli.options import refuse_options, workload_options
 from atoffer_rl.cli.output import print_line, print_table
 from atoffer_rl.cli.scheme_source import read_scheme
 from atoffer_rl.cli.search_job import MAX_BUDGET
@@ -34,6 +34,7 @@ StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are ke
 @workload_options
 def mha(
     *,
+    context: typer.Context,
     workload: Workload,
     grid: Annotated[
         str | None, typer.Option(help=f"Cells to run instead of the one workload: {', '.join(GRIDS)}.")
@@ -54,8 +55,8 @@ def mha(
     from atoffer_rl.kernels.compile_pool import usable_cpus
 
     _check_lengths(workload)
-    if grid is not None and grid not in GRIDS:
-        raise AtofferError(f"unknown grid {grid!r}: use one of {', '.join(GRIDS)}")
+    if grid is not None:
+        _check_grid(context, grid)
     bench = MhaRun([workload] if grid is None else grid_workloads(grid, workload), json, print_line)
     try:
         _run_cells(bench, replays, jobs or usable_cpus(), store)
@@ -66,6 +67,17 @@ def mha(
             print_line(summary_of(bench.rows))
     if not bench.rows:
         raise LaunchError("no cell has a row: the lines above say why")
+
+
+def _check_grid(context: typer.Context, name: str) -> None:
+    """Accept a grid, and options that it heeds.
+
+    Raises:
+        AtofferError: If there is no such grid, or it fixes what the command line gives.
+    """
+    if name not in GRIDS:
+        raise AtofferError(f"unknown grid {name!r}: use one of {', '.join(GRIDS)}")
+    refuse_options(context, GRIDS[name].fixed, f"grid {name} says which cells it has")
 
 
 def _check_lengths(workload: Workload) -> None:
@@ -96,12 +108,13 @@ def _run_cells(bench: "MhaRun", replays: int, jobs: int, store: Path | None) -> 
 @workload_options
 def encoder(
     *,
+    context: typer.Context,
     workload: Workload,
     scheme: Annotated[
         Path | None, typer.Option(help="JSON file with our scheme; by default it is searched for, live.")
     ] = None,
     searcher: Annotated[
-        str, typer.Option(help=f"Who searches where no scheme is given: {', '.join(SEARCHERS)}.")
+        str, typer.Option(help=f"Who searches where no scheme is given: {', '.join(LIVE_SEARCHERS)}.")
     ] = "ppo",
     budget: Annotated[int, typer.Option(min=1, max=MAX_BUDGET, help="Units of that search.")] = 128,
     standalone: Annotated[bool, typer.Option("--standalone", help="Only generated kernels in that search.")] = False,
@@ -119,6 +132,10 @@ def encoder(
     from atoffer_rl.kernels.measurers.open import open_measurer
 
     _check_lengths(workload)
+    if scheme is not None:
+        refuse_options(context, ("searcher", "budget", "standalone"), "with --scheme nothing is searched for")
+    elif searcher not in LIVE_SEARCHERS:
+        raise AtofferError(f"{searcher!r} cannot search live: use --searcher {' or '.join(LIVE_SEARCHERS)}")
     if json is not None:
         check_encoder_target(json)
     device_here()

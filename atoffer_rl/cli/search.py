@@ -7,13 +7,14 @@ import typer
 
 from atoffer_rl.agents.registry import SEARCHERS, searcher_named
 from atoffer_rl.cli import search_job as job
-from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.options import JsonOption, refuse_options, workload_options
 from atoffer_rl.workload import Workload
 
 
 @workload_options
 def command(
     *,
+    context: typer.Context,
     workload: Workload,
     searcher: Annotated[str, typer.Option(help=f"Who searches: {', '.join(SEARCHERS)}.")] = "random",
     measurer: job.MeasurerOption = "auto",
@@ -33,6 +34,8 @@ def command(
     """
     from atoffer_rl.agents.log import RunLog
 
+    if searcher == "oracle":
+        refuse_options(context, ("budget", "seconds"), "the oracle measures everything")
     job.check_export_folder(export)
     chosen = searcher_named(searcher)
     run_name = job.run_name(searcher, workload, seed)

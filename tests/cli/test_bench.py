@@ -34,6 +34,31 @@ def test_an_encoder_record_replaces_nothing_else(atoffer, tmp_path):
     assert (tmp_path / "mha.json").read_text() == '{"rows": [{}]}'
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("mha", "--grid", "small", "--mask", "causal"), "grid small says which cells it has: leave out --mask"),
+        (("mha", "--grid", "long", "--batch", 1, "--seq-len", 8), "leave out --batch, --seq-len"),
+        (("mha", "--grid", "heads", "--heads", 4, "--head-dim", 32), "leave out --heads, --head-dim"),
+        (("mha", "--grid", "fp32", "--dtype", "float16"), "leave out --dtype"),
+        (("encoder", "--searcher", "oracle"), "'oracle' cannot search live: use --searcher ppo or random"),
+        (("encoder", "--searcher", "ants"), "'ants' cannot search live: use --searcher ppo or random"),
+        (("encoder", "--scheme", "x.json", "--budget", 9), "with --scheme nothing is searched for: leave out --budget"),
+        (("encoder", "--scheme", "x.json", "--standalone", "--searcher", "ppo"), "leave out --searcher, --standalone"),
+    ],
+)
+def test_options_that_would_not_be_heeded_are_refused(atoffer, words, complaint):
+    outcome = atoffer("bench", *words)
+    assert outcome.status == 1
+    assert complaint in outcome.err
+
+
+@pytest.mark.skipif(not what_is_missing(), reason="a GPU is here")
+@pytest.mark.parametrize("words", [("--grid", "small", "--heads", 4, "--dtype", "float32"), ("--mask", "causal")])
+def test_options_that_a_grid_leaves_open_are_taken(atoffer, words):
+    assert "GPU" in atoffer("bench", "mha", *words).err
+
+
 @pytest.mark.skipif(not what_is_missing(), reason="a GPU is here")
 def test_what_is_missing_is_named(atoffer, tmp_path):
     outcome = atoffer("bench", "mha", "--grid", "small", "--json", tmp_path / "record.json")

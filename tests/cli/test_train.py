@@ -218,6 +218,8 @@ def test_ctrl_c_keeps_and_prints_the_best_so_far(atoffer, tmp_path, monkeypatch)
         (("search", "--searcher", "ants"), "unknown searcher"),
         (("search", "--log-folder", "file"), "use another --log-folder"),
         (("search", "--budget", "-1"), "--budget"),
+        (("search", "--searcher", "oracle", "--budget", 9), "the oracle measures everything: leave out --budget"),
+        (("search", "--searcher", "oracle", "--seconds", 9), "the oracle measures everything: leave out --seconds"),
         (("search", "--budget", str(10**30)), "--budget"),
         (("train", "--policy", "random", "--seed", str(2**32)), "--seed"),
         (("train", "--policy", "random", "--n-envs", str(10**9)), "--n-envs"),
