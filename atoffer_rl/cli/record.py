@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from atoffer_rl.cli.json_file import read_json
-from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.options import WORKLOAD_NAMES, JsonOption, refuse_options, workload_options
 from atoffer_rl.cli.output import print_json, print_line
 from atoffer_rl.cli.progress_bar import ProgressBar
 from atoffer_rl.errors import AtofferError, NotRecorded, WorkloadError
@@ -19,6 +19,7 @@ from atoffer_rl.workload import Workload
 @workload_options
 def command(
     *,
+    context: typer.Context,
     workload: Workload,
     name: Annotated[str, typer.Option(help="Name of the table's file.")] = "table",
     workloads: Annotated[
@@ -41,6 +42,8 @@ def command(
 
     if seconds is not None and isnan(seconds):
         raise AtofferError("--seconds must be a number: leave it out for no limit")
+    if workloads is not None:
+        refuse_options(context, WORKLOAD_NAMES, "--workloads says what is recorded")
     asked = read_workloads(workloads) if workloads is not None else [workload]
     place = store or default_store()
     # The store's own cubins: recorded compile seconds are those of compiling, not of finding.

@@ -130,6 +130,12 @@ def test_workloads_are_read_from_a_file(atoffer, tmp_path, monkeypatch):
         assert atoffer("record", "--workloads", tmp_path / "w.json").status == 1
 
 
+def test_a_list_of_workloads_leaves_no_room_for_another(atoffer, tmp_path):
+    outcome = atoffer("record", "--workloads", tmp_path / "w.json", "--mask", "causal")
+    assert outcome.status == 1
+    assert "--workloads says what is recorded: leave out --mask" in outcome.err
+
+
 def test_doctor_says_what_is_missing(atoffer, monkeypatch):
     monkeypatch.setattr(machine, "gpu_count", lambda: 0)
     findings = json.loads(atoffer("doctor", "--json").out)
