@@ -31,8 +31,8 @@ _BOUNDS = {
 """Least and largest value of hyperparameters that cannot be anything from 0 to `LARGEST`."""
 
 
-_OF_YAML = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""What its constructors raise besides its own errors, and what a text raises that holds no sections."""
+_OF_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""Its own errors, and what its constructors raise besides."""
 
 
 @dataclass(frozen=True)
@@ -141,17 +141,32 @@ def _values(config: type, path: Path, changes: Mapping[str, Any]) -> dict[str, A
         raise AtofferError(f"cannot read hyperparameters {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise AtofferError(f"cannot read hyperparameters {str(path)!r}: it names or holds no text") from error
-    try:
-        values: dict[str, Any] = yaml.safe_load(text)[SECTION]
-    except (yaml.YAMLError, RecursionError, *_OF_YAML) as error:
-        raise AtofferError(f"cannot read hyperparameters from {path}: it needs a section {SECTION}") from error
-    if not isinstance(values, dict):
-        raise AtofferError(f"{path}: section {SECTION} must map names to values")
-    values = values | {name: value for name, value in changes.items() if value is not None}
+    values = _section(path, text) | {name: value for name, value in changes.items() if value is not None}
     types = {field.name: field.type for field in fields(config)}
     if wrong := sorted(map(str, set(values) ^ set(types))):
         raise AtofferError(f"{path}: {', '.join(wrong)} unknown or missing")
     return {name: _checked(path, name, value, types[name]) for name, value in values.items()}
+
+
+def _section(path: Path, text: str) -> dict[str, Any]:
+    """The section of the YAML `text` that holds hyperparameters."""
+    try:
+        sections = yaml.safe_load(text)
+    except _OF_YAML as error:
+        raise AtofferError(f"cannot read hyperparameters from {path}: it is not valid YAML{_fault(error)}") from error
+    if not isinstance(sections, dict) or SECTION not in sections:
+        raise AtofferError(f"cannot read hyperparameters from {path}: it needs a section {SECTION}")
+    values = sections[SECTION]
+    if not isinstance(values, dict):
+        raise AtofferError(f"{path}: section {SECTION} must map names to values")
+    return values
+
+
+def _fault(error: Exception) -> str:
+    """Where YAML is wrong, and how, as far as `error` tells."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f", line {error.problem_mark.line + 1}: {error.problem}"
+    return f": {' '.join(str(error).split())}"
 
 
 def _checked(path: Path, name: str, value: Any, kind: Any) -> Any:

@@ -44,6 +44,27 @@ def test_unreadable_files_are_one_line(tmp_path, content):
         ppo_config(path=tmp_path / "own.yml")
 
 
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("other: {}", "it needs a section"),
+        ("- a", "it needs a section"),
+        (
+            f"{SECTION}:\n  n_envs: 1\n\thidden: 2",
+            "not valid YAML, line 3: found character '.t' that cannot start any token",
+        ),
+        (f"{SECTION}: [1", "not valid YAML, line 1"),
+        ("a: !!int x", "not valid YAML: invalid literal"),
+        ("a: \x01", "not valid YAML: unacceptable character"),
+    ],
+)
+def test_what_is_no_yaml_is_said_to_be_none(tmp_path, content, complaint):
+    (tmp_path / "own.yml").write_text(content)
+    with pytest.raises(AtofferError, match=complaint) as failure:
+        ppo_config(path=tmp_path / "own.yml")
+    assert "\n" not in str(failure.value)
+
+
 def test_a_file_that_is_not_there_is_said_to_be(tmp_path):
     for path, complaint in (
         (tmp_path / "own.yml", "there is no file of hyperparameters"),
