@@ -19,6 +19,8 @@ LOCK_SECONDS = 5.0
 SIDE_FILES = ("-wal", "-shm", "-journal")
 KEPT = (b"SQLite format 3\0", b"\x1f\x8b")
 """How stores and recorded tables begin."""
+LEAST_TRIAL_BYTES = 64
+"""In the file; bounds how many trials a damaged one may claim."""
 OnDamage: TypeAlias = Callable[[StoreError], None]
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
@@ -51,13 +53,16 @@ class Store:
         path: The file; made, with its folders, if it is not there, unless the store is for reading only.
         lock_seconds: How long to wait for another writer.
         read_only: Change nothing; the file must be there.
+        salvage: Open it even if it is damaged, to read what can be read.
 
     Raises:
         StoreError: If the file is damaged, locked, unwritable, no trial store, or of another protocol.
     """
 
-    def __init__(self, path: str | Path, lock_seconds: float = LOCK_SECONDS, *, read_only: bool = False) -> None:
-        self.path, self._read_only = Path(path), read_only
+    def __init__(
+        self, path: str | Path, lock_seconds: float = LOCK_SECONDS, *, read_only: bool = False, salvage: bool = False
+    ) -> None:
+        self.path, self._read_only, self._salvage = Path(path), read_only, salvage
         if not read_only:
             self._make_folder()
         elif not self.path.is_file():
@@ -93,7 +98,7 @@ class Store:
                     raise StoreError(f"store {self.path} was begun, but holds nothing: choose another --store")
                 self._create()
             self._check_kind()
-            if self._pragma("quick_check(1)") != "ok":
+            if not self._salvage and self._pragma("quick_check(1)") != "ok":
                 raise StoreError(_damaged(self.path))
             if not self._read_only:
                 self._pragma("journal_mode = WAL")
@@ -183,16 +188,40 @@ class Store:
         Raises:
             StoreError: If the store cannot be read.
         """
+        if on_damage is not None:
+            yield from self._readable_trials(on_damage)
+            return
         with self._explained():
             for (text,) in self._connection.execute("SELECT trial FROM trials ORDER BY id"):
-                try:
-                    trial = self._trial(text)
-                except StoreError as error:
-                    if on_damage is None:
-                        raise
-                    on_damage(error)
-                else:
+                yield self._trial(text)
+
+    def _readable_trials(self, on_damage: OnDamage) -> Iterator[Trial]:
+        """One by one, so that a damaged page hides no others."""
+        for number in range(1, self._greatest_id() + 1):
+            try:
+                with self._explained():
+                    row = self._connection.execute("SELECT trial FROM trials WHERE id = ?", (number,)).fetchone()
+                trial = self._trial(row[0]) if row else None
+            except StoreError as error:
+                on_damage(error)
+            else:
+                if trial is not None:
                     yield trial
+
+    def _greatest_id(self) -> int:
+        """The newest trial's, as far as table and index can be read."""
+        with self._explained():
+            most = self._pragma("page_count") * self._pragma("page_size") // LEAST_TRIAL_BYTES
+        greatest = 0
+        for query in (
+            "SELECT max(id) FROM trials NOT INDEXED",
+            "SELECT id FROM trials INDEXED BY trials_by_key",
+            "SELECT id FROM trials NOT INDEXED",
+        ):
+            with suppress(sqlite3.DatabaseError):
+                for (number,) in self._connection.execute(query):
+                    greatest = max(greatest, min(number or 0, most))
+        return greatest
 
     def _trial(self, text: str) -> Trial:
         try:
@@ -243,7 +272,7 @@ class Store:
                 file.write(json.dumps(trial.to_json()).encode() + b"\n")
                 count += 1
             if not count:
-                raise StoreError(f"store {self.path} holds no trials: nothing was written")
+                raise StoreError(f"store {self.path} holds no trials that can be read: nothing was written")
         return count
 
     def _check_target(self, path: Path) -> None:
@@ -330,7 +359,10 @@ def _same_file(left: Path, right: Path) -> bool:
 
 
 def _damaged(path: Path) -> str:
-    return f"store {path} is damaged: move it away, and import an export of it with atoffer records import"
+    return (
+        f"store {path} is damaged: write what can be read with atoffer records export --skip-damaged, move it away, "
+        "and import that into a new store"
+    )
 
 
 def _explain(path: Path, error: sqlite3.Error) -> str:

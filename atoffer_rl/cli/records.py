@@ -115,7 +115,7 @@ def export_command(
     Example: atoffer records export trials.jsonl
     """
     skipped: list[StoreError] = []
-    with Store(_store_path(store), read_only=True) as opened:
+    with Store(_store_path(store), read_only=True, salvage=skip_damaged) as opened:
         count = opened.export_jsonl(path, skipped.append if skip_damaged else None)
     typer.echo(f"{count} trials written to {path}", err=not path.is_file())
     if skipped:

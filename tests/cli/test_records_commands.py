@@ -12,7 +12,7 @@ from atoffer_rl.shortest_path import best_schemes
 from atoffer_rl.store import Store
 from atoffer_rl.table_summary import latencies
 from atoffer_rl.workload import Workload
-from tests.core.test_store import segment_trial
+from tests.core.test_store import overwrite, segment_trial, store_of_200
 from tests.synthetic import synthetic_table, with_forwards
 
 WORKLOAD = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128, layers=2)
@@ -94,6 +94,15 @@ def test_damaged_trials_can_be_left_out(atoffer, tmp_path):
     outcome = atoffer(*words, "--skip-damaged")
     assert (outcome.status, outcome.err) == (0, "1 damaged trials left out\n")
     assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_damaged_index_hides_no_trials(atoffer, tmp_path):
+    path = tmp_path / "one.db"
+    root, _ = store_of_200(path)
+    overwrite(path, [root])
+    words = "records", "export", tmp_path / "t.jsonl", "--store", path
+    assert "--skip-damaged" in atoffer(*words).err
+    assert "200 trials written" in atoffer(*words, "--skip-damaged").out
 
 
 def test_an_import_that_fails_makes_no_store(atoffer, tmp_path):

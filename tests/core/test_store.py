@@ -139,6 +139,51 @@ def test_a_store_with_overwritten_pages(tmp_path: Path) -> None:
     assert "damaged" in one_line(error)
 
 
+def overwrite(path: Path, pages: list[int]) -> None:
+    content = bytearray(path.read_bytes())
+    for page in pages:
+        content[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
+    path.write_bytes(content)
+
+
+def store_of_200(path: Path) -> tuple[int, list[int]]:
+    """The root page of the index, and the pages that hold trials."""
+    with Store(path) as store:
+        for index in range(200):
+            store.add(segment_trial(latency_us=index + 1.0))
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'trials_by_key'"
+        (root,) = store._connection.execute(query).fetchone()
+    content = path.read_bytes()
+    pages = range(10, len(content) // 4096 + 1)
+    return root, [page for page in pages if content[4096 * (page - 1)] == 13]
+
+
+def salvaged(path: Path) -> tuple[list[float | None], int]:
+    """The latencies that can be read, and how many trials cannot."""
+    damage: list[StoreError] = []
+    with Store(path, read_only=True, salvage=True) as store:
+        return [trial.latency_us for trial in store.trials(damage.append)], len(damage)
+
+
+def test_with_a_damaged_index_every_trial_can_be_salvaged(tmp_path: Path) -> None:
+    root, _ = store_of_200(tmp_path / "s.db")
+    overwrite(tmp_path / "s.db", [root])
+    with pytest.raises(StoreError, match="--skip-damaged") as error:
+        Store(tmp_path / "s.db", read_only=True)
+    assert "damaged" in one_line(error)
+    assert salvaged(tmp_path / "s.db") == ([index + 1.0 for index in range(200)], 0)
+
+
+@pytest.mark.parametrize("index_too", [False, True])
+@pytest.mark.parametrize("places", [[5], [5, 20], [-1]])
+def test_trials_beside_damaged_pages_can_be_salvaged(tmp_path: Path, places: list[int], index_too: bool) -> None:
+    root, leaves = store_of_200(tmp_path / "s.db")
+    overwrite(tmp_path / "s.db", [leaves[place] for place in places] + [root] * index_too)
+    found, lost = salvaged(tmp_path / "s.db")
+    assert len(found) > 150
+    assert len(found) + lost == 200 or (index_too and places == [-1])
+
+
 def test_a_database_of_something_else(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "store.db")
     connection.execute("CREATE TABLE other (x)")
