@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,7 +65,19 @@ def options(
 def run(arguments: Sequence[str], program: str = "atoffer") -> int:
     """Run the command line `arguments`; the exit status."""
     words = list(arguments) or ["--help"]
-    return run_guarded(program, lambda: app(words, prog_name=program, standalone_mode=False))
+    group = typer.main.get_command(app)
+    place = " ".join([program, *_command_in(group, words)])
+    return run_guarded(program, lambda: group(words, prog_name=program, standalone_mode=False), place)
+
+
+def _command_in(group: Any, words: Sequence[str]) -> list[str]:
+    """The words at the beginning of `words` that name a command."""
+    named = []
+    for word in words:
+        if (group := getattr(group, "commands", {}).get(word)) is None:
+            break
+        named.append(word)
+    return named
 
 
 def main() -> None:

@@ -18,8 +18,13 @@ FAILURE, USAGE = 1, 2
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-def run_guarded(program: str, job: Callable[[], object]) -> int:
+def run_guarded(program: str, job: Callable[[], object], command: str = "") -> int:
     """Run `job`; a user's mistake becomes one line on stderr.
+
+    Args:
+        program: Begins that line.
+        job: What to run.
+        command: What a user types to run it, whose --help tells more; `program` by default.
 
     Returns:
         0, the status that `job` returned, 1 for a failure, 2 for a wrong command line, 130 after Ctrl-C.
@@ -33,7 +38,7 @@ def run_guarded(program: str, job: Callable[[], object]) -> int:
     except AtofferError as error:
         return _complain(program, str(error), FAILURE)
     except _ClickException as error:
-        return _complain_of_usage(program, error)
+        return _complain_of_usage(program, error, command or program)
     except BrokenPipeError:
         _drop_output()
         return FAILURE
@@ -70,13 +75,13 @@ def os_error_sentence(error: OSError) -> str:
     return f"{place}{os_reason(error)}"
 
 
-def _complain_of_usage(program: str, error: Exception) -> int:
+def _complain_of_usage(program: str, error: Exception, command: str) -> int:
     context = getattr(error, "ctx", None)
     text = error.format_message() if hasattr(error, "format_message") else str(error)
     if "\n" in text:  # A group that was given no command: the text is its help.
         sys.stderr.write(text + "\n")
         return USAGE
-    command = context.command_path if context is not None else program
+    command = context.command_path if context is not None else command
     return _complain(program, f"{text.rstrip('.')}: see {command} --help", USAGE)
 
 

@@ -28,7 +28,7 @@ def list_command(*, store: StoreOption = None, folder: FolderOption = RECORDS_FO
     Example: atoffer records list
     """
     rows = []
-    for path in _tables(folder):
+    for path in (paths := _tables(folder)):
         table = load_table(path)
         for workload in table.header.workloads:
             segments = table.segments(workload)
@@ -48,7 +48,10 @@ def list_command(*, store: StoreOption = None, folder: FolderOption = RECORDS_FO
         print_json({"tables": rows, "store": {"path": str(_store_path(store)), "trials": counts}})
         return
     columns = ["file", "table", "device", "workload", "choices", "failed", "forwards"]
-    print_table(columns, [[row[column] for column in columns] for row in rows])
+    if paths:
+        print_table(columns, [[row[column] for column in columns] for row in rows])
+    else:
+        print_line(f"no recorded tables in {folder}")
     print_line(f"store {_store_path(store)}: {', '.join(f'{n} {what}' for what, n in counts.items()) or 'empty'}")
 
 
@@ -80,7 +83,9 @@ def check_command(*, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = F
     from atoffer_rl.kernels.stale import staleness
 
     report = []
-    for path in _tables(folder):
+    if not (paths := _tables(folder)):
+        raise StoreError(f"there are no recorded tables in {folder}: name a folder that holds some")
+    for path in paths:
         table = load_table(path)
         for workload in table.header.workloads:
             entry = {"file": path.name, "workload": describe(workload), **vars(staleness(table, workload))}
@@ -131,6 +136,8 @@ def import_command(
     Example: atoffer records import trials.jsonl --store trials.db
     """
     trials = list(read_jsonl(path))  # before a store is made for them
+    if not trials:
+        raise StoreError(f"{path} holds no trials: give a file that atoffer records export wrote")
     with Store(_store_path(store)) as opened:
         count = opened.add_all(trials)
     print_line(f"{count} trials added to {_store_path(store)}")

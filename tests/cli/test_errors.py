@@ -77,6 +77,8 @@ def test_a_fault_of_ours_is_not_hidden():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["schemes", "--why", "1"], "Option '--why' requires 2 arguments: see atoffer schemes --help"),
+        (["bench", "mha", "--replays"], "requires an argument: see atoffer bench mha --help"),
         (["nope"], "No such command 'nope': see atoffer --help"),
         (["schemes", "--colour"], "No such option: --colour"),
         (["schemes", "--batch", "many"], "Invalid value for '--batch'"),
