@@ -143,8 +143,7 @@ def encoder(
     print_line(line)
     try:
         if scheme is not None:
-            chosen = read_scheme(scheme, workload)
-            LegalSpace(workload, measurer.device).check(chosen)
+            chosen = read_scheme(scheme, LegalSpace(workload, measurer.device))
         else:
             chosen = _search(workload, measurer, searcher, budget, standalone)
     finally:

@@ -84,8 +84,9 @@ def _chosen(workload: Workload, path: Path | None, code: int | None, table: Reco
 
     if path is not None and code is not None:
         raise SchemeError("--scheme and --code are two schemes: give one of them")
+    space = LegalSpace(workload)
     if path is not None:
-        chosen, origin = read_scheme(path, workload), f"the scheme in {path}"
+        chosen, origin = read_scheme(path, space), f"the scheme in {path}"
     elif code is not None:
         from atoffer_rl.atoffer_code import AtofferProgram
         from atoffer_rl.kernels.lowering import lower
@@ -96,7 +97,7 @@ def _chosen(workload: Workload, path: Path | None, code: int | None, table: Reco
     else:
         recorded = list_workloads(recorded_workloads())
         raise NotRecorded(f"{describe(workload)} was never recorded: give --scheme or --code; recorded: {recorded}")
-    LegalSpace(workload).check(chosen)
+    space.check(chosen)
     return chosen, origin
 
 

@@ -45,8 +45,7 @@ def command(
     table = recorded_table(workload)
     device = table.device if table is not None else H100
     space = LegalSpace(workload, device, standalone)
-    chosen = read_scheme(scheme, workload) if scheme is not None else _best_recorded(space, table)
-    space.check(chosen)
+    chosen = read_scheme(scheme, space) if scheme is not None else _best_recorded(space, table)
     trials = table.segments(workload) if table is not None else {}
     forward = table.forwards(workload).get(chosen) if table is not None else None
     archs = tuple(dict.fromkeys(arch or [device.arch]))

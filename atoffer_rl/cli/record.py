@@ -91,7 +91,10 @@ def read_workloads(path: Path) -> list[Workload]:
     values = read_json(path, WorkloadError, "workloads")
     if not isinstance(values, list) or not values:
         raise WorkloadError(f"{path} must hold a JSON list of workloads")
-    return [Workload.from_json(value) for value in values]
+    try:
+        return [Workload.from_json(value) for value in values]
+    except WorkloadError as error:
+        raise WorkloadError(f"{path}: {error}") from error
 
 
 def _say(text: str, quiet: bool) -> None:

@@ -84,6 +84,8 @@ def test_a_file(atoffer, tmp_path):
         ("[" * 100_000, "nested too deeply"),
         ("[]", "a scheme is a JSON object"),
         ('{"segments": []}', "this has none"),
+        ('{"segments": [3]}', "not a choice: 3"),
+        ('{"workload": {}}', "not a workload"),
         (
             '{"segments": [{"run": [0, 14], "template": "magic", "parameters": {}}]}',
             "unknown template 'magic': use one of block",
@@ -96,6 +98,7 @@ def test_a_bad_file(atoffer, tmp_path, text, says):
     outcome = atoffer("explain", "--scheme", path)
     assert outcome.status == 1
     assert says in outcome.err
+    assert str(path) in outcome.err
 
 
 def test_a_scheme_of_another_workload(atoffer, tmp_path):
@@ -104,6 +107,7 @@ def test_a_scheme_of_another_workload(atoffer, tmp_path):
     outcome = atoffer("explain", "--scheme", path, "--dtype", "float32")
     assert outcome.status == 1
     assert "is not legal for this workload" in outcome.err
+    assert str(path) in outcome.err
 
 
 def test_a_result_of_another_workload(atoffer, tmp_path):

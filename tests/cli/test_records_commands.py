@@ -114,6 +114,22 @@ def test_an_import_that_fails_makes_no_store(atoffer, tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
+def test_an_import_of_nothing_makes_no_store(atoffer, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    outcome = atoffer("records", "import", tmp_path / "empty.jsonl", "--store", tmp_path / "deep" / "s.db")
+    assert outcome.status == 1
+    assert "holds no trials" in outcome.err
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_folder_without_tables_is_said_to_hold_none(atoffer, tmp_path, monkeypatch):
+    monkeypatch.setattr(open_measurers, "default_store", lambda: tmp_path / "trials.db")
+    assert f"no recorded tables in {tmp_path}\n" in atoffer("records", "list", "--folder", tmp_path).out
+    outcome = atoffer("records", "check", "--folder", tmp_path)
+    assert outcome.status == 1
+    assert f"no recorded tables in {tmp_path}: name a folder that holds some" in outcome.err
+
+
 def test_a_damaged_table_is_one_line(atoffer, folder):
     (folder / "bad.jsonl.gz").write_bytes(b"no gzip")
     outcome = atoffer("records", "list", "--folder", folder)
@@ -136,7 +152,9 @@ def test_workloads_are_read_from_a_file(atoffer, tmp_path, monkeypatch):
     assert read_workloads(tmp_path / "w.json") == values
     for text in ("[]", "{}", "[{}", '[{"batches": 3}]'):
         (tmp_path / "w.json").write_text(text)
-        assert atoffer("record", "--workloads", tmp_path / "w.json").status == 1
+        outcome = atoffer("record", "--workloads", tmp_path / "w.json")
+        assert outcome.status == 1
+        assert str(tmp_path / "w.json") in outcome.err
 
 
 def test_a_list_of_workloads_leaves_no_room_for_another(atoffer, tmp_path):
