@@ -290,26 +290,37 @@ WITHOUT_CUPY = """
 import runpy, sys
 sys.modules["cupy"] = None
 sys.path.insert(0, sys.argv[1])
-sys.argv = ["runtime.py", "verify"]
-runpy.run_path(sys.path[0] + "/runtime.py", run_name="__main__")
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.path[0] + "/" + sys.argv[0], run_name="__main__")
 """
+PROGRAMS = (("runtime.py", "verify"), ("bench.py",))
 
 
-def test_verify_ends_with_one_line_where_cupy_is_missing(folder: Path) -> None:
+@pytest.mark.parametrize("program", [*PROGRAMS, ("bench.py", "--json")])
+def test_programs_end_with_one_line_where_cupy_is_missing(folder: Path, program: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_CUPY, str(folder)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", WITHOUT_CUPY, str(folder), *program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: needs CuPy")
+    assert done.stderr.startswith("error: needs CuPy: pip install cupy-cuda13x")
     assert done.stderr.count("\n") == 1
 
 
+def test_loading_says_where_cupy_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(runtime.ExportError, match="pip install cupy-cuda13x"):
+        runtime.Encoder.load(folder)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", ["verification.py", "reference.py", "manifest.json", "plan/mask.npy"])
-def test_verify_ends_with_one_line_where_a_file_was_altered(tmp_path: Path, name: str) -> None:
+def test_programs_end_with_one_line_where_a_file_was_altered(
+    tmp_path: Path, name: str, program: tuple[str, ...]
+) -> None:
     copy = write_export(Export(SMALL, LegalSpace(SMALL).unfused, H100, ("sm_90a",), {}), tmp_path / "copy")
     (copy / name).write_bytes((copy / name).read_bytes()[:-30])
     done = subprocess.run(
-        [sys.executable, str(copy / "runtime.py"), "verify"], capture_output=True, text=True, check=False
+        [sys.executable, str(copy / program[0]), *program[1:]], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert name in done.stderr
