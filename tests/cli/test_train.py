@@ -125,12 +125,21 @@ def test_a_checkpoint_whose_folder_cannot_be_written(train, atoffer, tmp_path):
     assert outcome.err.endswith("copy the folder elsewhere, and resume there\n")
 
 
-def test_a_full_disk_says_how_to_go_on(train, tmp_path, monkeypatch):
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No trial can be logged."""
+
     def full(log, record):
         with log._writing():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(RunLog, "trial", full)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_says_how_to_go_on(train, atoffer, tmp_path):
+    searched = atoffer("search", *SHAPE, "--log-folder", tmp_path / "searches")
+    assert "what was measured is kept, make room and search again" in searched.err
     outcome = train("--budget", 12)
     checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
     assert checkpoint.is_file()
