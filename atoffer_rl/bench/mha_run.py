@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from atoffer_rl.bench.cells import Cell, device_here, find_cells, identity_of, name_of, source_hash
-from atoffer_rl.bench.record import RecordFile, key_of, machine_here
+from atoffer_rl.bench.record import machine_here
+from atoffer_rl.bench.record_file import RecordFile, key_of
 from atoffer_rl.bench.waves import free_bytes_here, run_wave, waves_of
 from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.workload import Workload

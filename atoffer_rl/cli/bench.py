@@ -61,10 +61,10 @@ def mha(
     try:
         _run_cells(bench, replays, jobs or usable_cpus(), store)
     finally:
-        bench.finish()
         if bench.rows:
             print_table(*cells_table(bench.rows))
             print_line(summary_of(bench.rows))
+        bench.finish()
     if not bench.rows:
         raise LaunchError("no cell has a row: the lines above say why")
 
@@ -127,7 +127,8 @@ def encoder(
     Example: atoffer bench encoder --batch 16 --seq-len 256 --mask strided --json encoder.json
     """
     from atoffer_rl.bench.cells import device_here
-    from atoffer_rl.bench.record import check_encoder_target, record_of, table_of, write_record
+    from atoffer_rl.bench.record import record_of, table_of, write_record
+    from atoffer_rl.bench.record_file import check_encoder_target
     from atoffer_rl.kernels.legal_space import LegalSpace
     from atoffer_rl.kernels.measurers.open import open_measurer
 
