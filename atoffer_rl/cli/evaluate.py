@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoffer_rl.cli import search_job as job
-from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.options import JsonOption, refuse_options, workload_options
 from atoffer_rl.cli.policy_source import read_policy
 from atoffer_rl.workload import Workload
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @workload_options
 def command(
     *,
+    context: typer.Context,
     workload: Workload,
     policy: Annotated[str, typer.Option(help="Policy or checkpoint.zip; shipped for the one that ships.")] = "shipped",
     budget: Annotated[
@@ -41,6 +42,8 @@ def command(
     checkpoint = read_policy(policy)
     if checkpoint.resumable:
         check_run(checkpoint)
+    if _is_of_this(checkpoint, workload, standalone):
+        refuse_options(context, ("seed",), "the checkpoint's run on this workload has a seed of its own")
     with job.opened_measurer(measurer, workload, store, json) as opened:
         session = _session(checkpoint, workload, opened, budget, standalone, seed)
         return job.finish(evaluate(checkpoint, session), session, None, json)
@@ -53,13 +56,14 @@ def _session(
     from atoffer_rl.agents.oracle import known_oracle_us
     from atoffer_rl.agents.run_state import resumed_session
 
-    if checkpoint.resumable and _searched(checkpoint) == (workload, standalone):
+    if _is_of_this(checkpoint, workload, standalone):
         measured = len(checkpoint.run["choices"])
         oracle_us = known_oracle_us(workload, measurer, standalone)
         return resumed_session(checkpoint, measurer, oracle_us=oracle_us, units=measured + budget)
     return job.new_session(workload, measurer, (budget, None), standalone, seed, RunLog())
 
 
-def _searched(checkpoint: "Checkpoint") -> tuple[Workload, bool]:
-    """What the run in `checkpoint` was over: its workload, and whether it was standalone."""
-    return Workload.from_json(checkpoint.run["workload"]), bool(checkpoint.run["standalone"])
+def _is_of_this(checkpoint: "Checkpoint", workload: Workload, standalone: bool) -> bool:
+    """Whether `checkpoint` is of a run on `workload`, standalone or not alike."""
+    run = checkpoint.run
+    return bool(run) and (Workload.from_json(run["workload"]), bool(run["standalone"])) == (workload, standalone)

@@ -67,6 +67,8 @@ def test_train_prints_the_scheme_and_keeps_logs(train, atoffer, tmp_path):
     answer = json.loads(evaluated.out)
     assert answer["units"] == 12
     assert answer["rollout"] == result["rollout"]
+    refused = atoffer("eval", *SHAPE, "--policy", run / "checkpoint.zip", "--seed", 3)
+    assert "has a seed of its own: leave out --seed" in refused.err
 
 
 def test_eval_prints_what_the_policy_builds(atoffer, monkeypatch):
