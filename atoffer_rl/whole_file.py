@@ -28,7 +28,7 @@ def whole_file(path: Path, kind: type[AtofferError], what: str) -> Iterator[Bina
         AtofferError: Of `kind`, if it cannot be written; an earlier file is as it was.
     """
     try:
-        with _replacing(real_path(path)) as file:
+        with _replacing(path) as file:
             yield file
     except BrokenPipeError:
         raise
@@ -38,10 +38,11 @@ def whole_file(path: Path, kind: type[AtofferError], what: str) -> Iterator[Bina
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # by its own name: that of what a pipe leads to is none
         with path.open("wb") as file:
             yield file
         return
+    path = real_path(path)
     if path.exists() and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     partial = path.with_name(f".{secrets.token_hex(6)}{PARTIAL}")

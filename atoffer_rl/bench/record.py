@@ -65,18 +65,12 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     Raises:
         LogError: If it cannot be written.
     """
-    content = (json.dumps(record, indent=1) + "\n").encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if is_stream(path):  # by its own name: that of a pipe behind /dev/stdout names no file
-            path.write_bytes(content)
-            return
-    except BrokenPipeError:
-        raise
     except OSError as error:
         raise LogError(f"cannot write {path}: {os_reason(error)}") from error
     with whole_file(path, LogError, "record") as file:
-        file.write(content)
+        file.write((json.dumps(record, indent=1) + "\n").encode())
 
 
 def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:

@@ -1,6 +1,5 @@
 """The `atoffer` command: which subcommands there are, and how they end."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -78,8 +77,3 @@ def _command_in(group: Any, words: Sequence[str]) -> list[str]:
             break
         named.append(word)
     return named
-
-
-def main() -> None:
-    """The console script."""
-    sys.exit(run(sys.argv[1:]))

@@ -15,3 +15,8 @@ def start(arguments: list[str], program: str) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"{program}: {INTERRUPTION}\n")
         return INTERRUPTED
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(start(sys.argv[1:], program="atoffer"))

@@ -37,6 +37,11 @@ class ExportError(Exception):
     """The folder is damaged, or cannot be used here; the message is one line."""
 
 
+def missing_cupy(error: ImportError) -> ExportError:
+    """What to do where `error` says that CuPy is not here."""
+    return ExportError(f"needs CuPy: pip install cupy-cuda13x ({' '.join(str(error).split())})")
+
+
 class _DLDataType(ctypes.Structure):
     _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
 
@@ -160,7 +165,9 @@ class Encoder:
             import cupy
 
             cupy.cuda.runtime.getDeviceCount()
-        except Exception as error:  # a missing CuPy, and whatever CuPy makes of a missing driver or GPU
+        except ImportError as error:
+            raise missing_cupy(error) from error
+        except Exception as error:  # whatever CuPy makes of a missing driver or GPU
             raise ExportError(f"needs CuPy and a CUDA GPU: {error}") from error
         return cls(folder, manifest, scheme or settled_scheme(folder))
 
@@ -389,7 +396,7 @@ def main() -> int:
         try:
             from verification import verify  # type: ignore[import-not-found]
         except ImportError as error:
-            raise ExportError(f"needs CuPy: pip install cupy-cuda13x ({error})") from error
+            raise missing_cupy(error) from error
         result = verify(options.folder)
     except ExportError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -60,7 +60,7 @@ def test_a_command_may_return_its_status(value, status):
     ("redirection", "status"), [("| true", 1), (">&-", 0), (">&- 2>&-", 0), ("> /dev/full", 1), ("2>&-", 0)]
 )
 def test_output_that_nobody_takes_is_no_fault_of_ours(redirection, status):
-    program = "from atoffer_rl.cli.app import main; main()"
+    program = "from atoffer_rl.cli.start import main; main()"
     command = f"{sys.executable} -c '{program}' schemes {redirection}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == status

@@ -16,7 +16,7 @@ from tests.cli.test_train import CONFIG
 PROGRAM = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from atoffer_rl.cli.app import main
+from atoffer_rl.cli.start import main
 main()
 """
 TRAIN = ("train", "--measurer", "replay", "--policy", "random", "--budget", "400")

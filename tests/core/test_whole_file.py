@@ -79,6 +79,14 @@ def test_a_device_is_written_as_it_is() -> None:
     assert Path(os.devnull).is_char_device()
 
 
+def test_a_pipe_is_written_by_its_own_name() -> None:
+    source, target = os.pipe()
+    write(Path(f"/dev/fd/{target}"), b"words")
+    os.close(target)
+    with open(source, "rb") as file:
+        assert file.read() == b"words"
+
+
 def test_reasons_say_what_to_do() -> None:
     for number, says in ((errno.ENOSPC, "free some"), (errno.EFBIG, "ulimit"), (errno.EROFS, "you may use")):
         assert says in os_reason(OSError(number, os.strerror(number)))
