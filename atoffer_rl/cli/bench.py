@@ -1,5 +1,6 @@
 """`atoffer bench`: ours and peers, one run, the same inputs, the same timing."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,11 +8,11 @@ import typer
 
 from atoffer_rl.agents.registry import LIVE_SEARCHERS, searcher_named
 from atoffer_rl.bench.grids import GRIDS, grid_workloads
-from atoffer_rl.cli.options import refuse_options, workload_options
+from atoffer_rl.cli.options import SEQUENCE_NAMES, refuse_options, workload_options
 from atoffer_rl.cli.output import print_line, print_table
 from atoffer_rl.cli.scheme_source import read_scheme
 from atoffer_rl.cli.search_job import MAX_BUDGET
-from atoffer_rl.errors import AtofferError, LaunchError, WorkloadError
+from atoffer_rl.errors import AtofferError, LaunchError
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
 
@@ -25,13 +26,15 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+full_sequences = partial(workload_options, without=SEQUENCE_NAMES)
+"""The peers take no sequence lengths."""
 RecordOption = Annotated[Path | None, typer.Option("--json", help="Also write the record, with all samples, here.")]
 ReplaysOption = Annotated[int, typer.Option(min=20, help="Samples of each contender.")]
 StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are kept.")]
 
 
 @app.command("mha")
-@workload_options
+@full_sequences
 def mha(
     *,
     context: typer.Context,
@@ -54,7 +57,6 @@ def mha(
     from atoffer_rl.bench.record import cells_table, summary_of
     from atoffer_rl.kernels.compile_pool import usable_cpus
 
-    _check_lengths(workload)
     if grid is not None:
         _check_grid(context, grid)
     bench = MhaRun([workload] if grid is None else grid_workloads(grid, workload), json, print_line)
@@ -80,16 +82,6 @@ def _check_grid(context: typer.Context, name: str) -> None:
     refuse_options(context, GRIDS[name].fixed, f"grid {name} says which cells it has")
 
 
-def _check_lengths(workload: Workload) -> None:
-    """Accept a workload that peers can run.
-
-    Raises:
-        WorkloadError: If it is padded.
-    """
-    if workload.padded:
-        raise WorkloadError("the peers take no sequence lengths: leave out --lengths")
-
-
 def _run_cells(bench: "MhaRun", replays: int, jobs: int, store: Path | None) -> None:
     from atoffer_rl.kernels.measurers.open import open_measurer
 
@@ -105,7 +97,7 @@ def _run_cells(bench: "MhaRun", replays: int, jobs: int, store: Path | None) -> 
 
 
 @app.command("encoder")
-@workload_options
+@full_sequences
 def encoder(
     *,
     context: typer.Context,
@@ -132,7 +124,6 @@ def encoder(
     from atoffer_rl.kernels.legal_space import LegalSpace
     from atoffer_rl.kernels.measurers.open import open_measurer
 
-    _check_lengths(workload)
     if scheme is not None:
         refuse_options(context, ("searcher", "budget", "standalone"), "with --scheme nothing is searched for")
     elif searcher not in LIVE_SEARCHERS:

@@ -1,7 +1,7 @@
 """Options that commands share."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import wraps
 from typing import Annotated, Any, TypeVar
 
@@ -38,6 +38,8 @@ WORKLOAD_OPTIONS = (
     _option("packed", "Sequences lie one right after the other, without rows between; needs --lengths.", bool),
 )
 WORKLOAD_NAMES = tuple(option.name for option in WORKLOAD_OPTIONS)
+SEQUENCE_NAMES = ("lengths", "packed")
+"""Of sequences that are not all full."""
 
 
 def refuse_options(context: typer.Context, names: Iterable[str], why: str) -> None:
@@ -58,16 +60,21 @@ def refuse_options(context: typer.Context, names: Iterable[str], why: str) -> No
         raise AtofferError(f"{why}: leave out {options}")
 
 
-def workload_options(command: Callable[..., Result]) -> Callable[..., Result]:
+def workload_options(command: Callable[..., Result], without: Container[str] = ()) -> Callable[..., Result]:
     """Give `command`, which takes a keyword `workload: Workload`, one option for each field of a workload.
+
+    Args:
+        command: The command.
+        without: Fields that keep their defaults, and have no option.
 
     Raises:
         WorkloadError: When the command is called with options that make no workload.
     """
+    options = [option for option in WORKLOAD_OPTIONS if option.name not in without]
 
     @wraps(command)
     def with_options(**values: Any) -> Result:
-        fields = {option.name: values.pop(option.name) for option in WORKLOAD_OPTIONS}
+        fields = {option.name: values.pop(option.name) for option in options}
         return command(workload=Workload(**fields), **values)
 
     own = [
@@ -75,7 +82,7 @@ def workload_options(command: Callable[..., Result]) -> Callable[..., Result]:
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
         if name != "workload"
     ]
-    parameters = [*own, *WORKLOAD_OPTIONS]
+    parameters = [*own, *options]
     signature = inspect.Signature(parameters)
     with_options.__signature__ = signature  # type: ignore[attr-defined]
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
