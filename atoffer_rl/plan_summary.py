@@ -12,12 +12,14 @@ from atoffer_rl.masks import Keep, Mask
 from atoffer_rl.row_order import Order, by_first_column, parts_of, splits
 
 Numbers: TypeAlias = NDArray[np.int32]
+TILE_ROWS = (*BLOCK_SIZES, 256)
+"""Rows of a tile, for plans that are compared."""
 CHUNK = 128
 """Columns of a chunk, for all plans that are compared."""
 LOG_BYTES = 4
 """Bytes of a partial row's log-sum-exp."""
 MOST_PAIRS = 2**25
-"""Pairs of all masks together up to which plans are compared: sixteen plans of so many take some ten seconds."""
+"""Pairs of all masks together up to which plans are compared: twenty plans of so many take some ten seconds."""
 NOBODY = -1
 
 
@@ -75,7 +77,7 @@ def plan_orders(mask: Mask, seq_len: int) -> tuple[Order, ...]:
 
 
 def plan_summaries(mask: Mask, seq_len: int, row_bytes: int) -> tuple[PlanSummary, ...]:
-    """Every order that applies to `mask`, for tiles of each of `BLOCK_SIZES` rows.
+    """Every order that applies to `mask`, for tiles of each of `TILE_ROWS` rows.
 
     Args:
         mask: Any mask.
@@ -85,7 +87,7 @@ def plan_summaries(mask: Mask, seq_len: int, row_bytes: int) -> tuple[PlanSummar
     return tuple(
         plan_summary(mask, seq_len, order, tile_rows, row_bytes)
         for order in plan_orders(mask, seq_len)
-        for tile_rows in BLOCK_SIZES
+        for tile_rows in TILE_ROWS
     )
 
 

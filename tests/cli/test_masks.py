@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from atoffer_rl.masks import MASK_NAMES
+from atoffer_rl.plan_summary import TILE_ROWS
 from tests.core.test_whole_file import small_files
 
 
@@ -57,7 +58,7 @@ def test_a_picture_that_fails_leaves_the_earlier_one(atoffer, tmp_path):
 
 def test_plans(atoffer):
     plans = json.loads(atoffer("masks", "strided", "--seq-len", 256, "--json").out)["plans"]
-    assert len(plans) == 16
+    assert len(plans) == 4 * len(TILE_ROWS)
     assert [plan["best"] for plan in plans].count(True) == 1
     natural = next(plan for plan in plans if (plan["order"], plan["tile_rows"]) == ("natural", 64))
     assert natural["dense"]["products_per_row"] == 256

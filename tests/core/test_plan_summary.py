@@ -9,6 +9,7 @@ from atoffer_rl.masks import parse_mask
 from atoffer_rl.plan_summary import (
     CHUNK,
     NOBODY,
+    TILE_ROWS,
     best_plan,
     dense_summary,
     plan_map,
@@ -85,9 +86,7 @@ def test_a_batch_one_of_whose_masks_has_a_single_part_is_not_split(tmp_path):
 
 def test_the_best_has_the_least_products_times_bytes():
     plans = plan_summaries(parse_mask("strided", 256), 256, ROW_BYTES)
-    assert [(plan.order, plan.tile_rows) for plan in plans] == [
-        (order, rows) for order in Order for rows in (BLOCK_SIZES)
-    ]
+    assert [(plan.order, plan.tile_rows) for plan in plans] == [(order, rows) for order in Order for rows in TILE_ROWS]
     best = best_plan(plans)
     assert best.cost == min(plan.products * plan.size_bytes for plan in plans)
 
