@@ -147,7 +147,8 @@ def attention() -> str:
         grid, (columns, lines) = path.name.split("_")[1], speedup_table(record["rows"])
         dtypes = "/".join(sorted({row["dtype"] for row in record["rows"]}))
         parts.append(
-            f"Grid {grid} ({dtypes}): geometric mean {geometric_mean(record['rows']):.2f} "
+            f"Grid {grid} ({dtypes}, torch {record['versions']['torch']}): geometric mean "
+            f"{geometric_mean(record['rows']):.2f} "
             f"([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
         )
     if not parts:
