@@ -17,7 +17,6 @@ _SOURCE = f"""
 
 extern "C" __global__ void neighbour(const float4* __restrict__ source, float4* __restrict__ target) {{
     atoffer::wait_for_inputs();
-    atoffer::let_next_begin();
     const int i = blockIdx.x * {THREADS} + threadIdx.x;
     target[i] = source[i];
 }}

@@ -15,7 +15,7 @@
 // innermost extent allows it, else 8, 4 or one element; what lies outside a matrix is never read and counts as zero.
 #pragma once
 
-#include "cluster.cuh"
+#include "common.cuh"
 
 namespace atoffer::gemm {
 
@@ -400,20 +400,6 @@ __device__ __forceinline__ void synchronise_scratch() {
     else __syncwarp();
 }
 
-// Asks for this block's weights while the kernel before this one ends: they come to the L2 cache, and none is read.
-template <class Tiling, class SourceW>
-__device__ __forceinline__ void prefetch_weights(SourceW source, int first_row, int first_tile, int end_tile) {
-    constexpr int kLineBytes = 128;
-    const int first = first_tile * Tiling::kTileK * sizeof(typename Tiling::Element);
-    const int end = min(end_tile * Tiling::kTileK, SourceW::kColumns) * static_cast<int>(sizeof(typename Tiling::Element));
-    const int lines = (end - first + kLineBytes - 1) / kLineBytes;
-    const int rows = min(Tiling::kTileN, SourceW::kRows - first_row);
-    for (int line = threadIdx.x; line < rows * lines; line += Tiling::kThreads) {
-        const char* row = reinterpret_cast<const char*>(source.base + SourceW::row_offset(first_row + line / lines));
-        prefetch(row + first + line % lines * kLineBytes);
-    }
-}
-
 // Computes one tile of the result; blocks count tiles along its rows, and SPLIT_K blocks in a row share one.
 template <class Tiling, class SourceA, class SourceW, class Prologue, class Epilogue>
 __device__ __forceinline__ void compute_tile(SourceA source_a, SourceW source_w, const Prologue& prologue,
@@ -438,13 +424,9 @@ __device__ __forceinline__ void compute_tile(SourceA source_a, SourceW source_w,
     const int warp_column = warp_mn % Tiling::kWarpsN * Tiling::kWarpN;
     const int first_row = tile / kTilesN * Tiling::kTileM, first_column = tile % kTilesN * Tiling::kTileN;
 
-    const int first_tile = kTilesK * rank / Tiling::kSplitK, end_tile = kTilesK * (rank + 1) / Tiling::kSplitK;
-    if (first_row == 0) prefetch_weights<Tiling>(source_w, first_column, first_tile, end_tile);
-    wait_for_inputs();
-    let_next_begin();
-
     typename ProductOf<Tiling>::Type product(lane, warp_row, warp_column, warp_k);
-    multiply_tiles<Tiling>(product, shared, source_a, source_w, first_row, first_column, first_tile, end_tile, prologue);
+    multiply_tiles<Tiling>(product, shared, source_a, source_w, first_row, first_column,
+                           kTilesK * rank / Tiling::kSplitK, kTilesK * (rank + 1) / Tiling::kSplitK, prologue);
 
     // Scratch of the warps that share a part of the tile, one for each warp_k, lies side by side.
     float* group = reinterpret_cast<float*>(shared) + warp_mn * Tiling::kWarpsK * Tiling::kScratchFloats;
