@@ -38,7 +38,7 @@ def whole_file(path: Path, kind: type[AtofferError], what: str) -> Iterator[Bina
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    if path.exists() and not path.is_file():  # by its own name: that of what a pipe leads to is none
+    if is_stream(path):  # by its own name: that of what a pipe leads to is none
         with path.open("wb") as file:
             yield file
         return
@@ -57,6 +57,11 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `path` is there and no regular file, such as a pipe or a terminal: it cannot be replaced."""
+    return path.exists() and not path.is_file()
 
 
 def real_path(path: Path) -> Path:

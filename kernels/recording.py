@@ -239,13 +239,17 @@ class _Recorder:
             yield from (request for _, request in sorted(group, key=lambda pair: pair[0])[:BEST_CHOICES])
 
     def _doubtful_requests(self) -> Iterator[SegmentRequest]:
-        found: dict[Answers, SegmentRequest] = {}
-        for workload in self._workloads:
-            requests = {choice: SegmentRequest(workload, choice) for choice in self._choices(workload)}
-            trials = {choice: self._trials[request_key(request)] for choice, request in requests.items()}
-            for choice in doubtful(latencies(trials)):
-                found.setdefault(request_key(requests[choice]), requests[choice])
-        yield from found.values()
+        doubted = {
+            request_key(SegmentRequest(workload, choice))
+            for workload, by_choice in self._latencies_us()
+            for choice in doubtful(by_choice)
+        }
+        yield from (request for request in self._segment_requests() if request_key(request) in doubted)
+
+    def _latencies_us(self) -> Iterator[tuple[Workload, dict[Choice, float]]]:
+        """Of each workload's choices that ran."""
+        table = RecordedTable(self._header, tuple(self._trials.values()))
+        yield from ((workload, latencies(table.segments(workload))) for workload in self._workloads)
 
     def measure_forwards(self, count: int) -> bool:
         """Whole forwards of each workload; says whether all are there now."""
@@ -287,10 +291,8 @@ class _Recorder:
 
     def _forward_requests(self, count: int) -> list[list[ForwardRequest]]:
         """The forwards to time, workload by workload, the least sums first."""
-        table = RecordedTable(self._header, tuple(self._trials.values()))
         groups = []
-        for workload in self._workloads:
-            by_choice = latencies(table.segments(workload))
+        for workload, by_choice in self._latencies_us():
             schemes = forward_schemes(by_choice, count, seed=int(workload.key, 16) % 2**32)
             groups.append([ForwardRequest(workload, scheme) for scheme in schemes])
         return groups

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from atoffer_rl.errors import LogError
 from atoffer_rl.kernels.machine import current_device, current_machine
-from atoffer_rl.whole_file import os_reason, real_path, whole_file
+from atoffer_rl.whole_file import is_stream, os_reason, real_path, whole_file
 
 PACKAGES = ("torch", "triton", "cupy-cuda13x", "cuda-core", "nvmath-python")
 Row: TypeAlias = dict[str, Any]
@@ -31,11 +31,6 @@ def machine_here() -> dict[str, Any]:
 def record_of(rows: Sequence[Row]) -> dict[str, Any]:
     """The record of one run on the current GPU: device, driver, versions, date, rows."""
     return machine_here() | {"taken": now(), "rows": list(rows)}
-
-
-def is_stream(path: Path) -> bool:
-    """Whether `path` is no regular file, such as a pipe or a terminal: it cannot be read or replaced."""
-    return path.exists() and not path.is_file()
 
 
 def check_writable(path: Path) -> None:

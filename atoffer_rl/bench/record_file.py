@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from atoffer_rl.bench.cells import IDENTITY
-from atoffer_rl.bench.record import Row, cells_table, check_writable, is_stream, now, summary_of, table_of, write_record
+from atoffer_rl.bench.record import Row, cells_table, check_writable, now, summary_of, table_of, write_record
 from atoffer_rl.errors import LogError, SchemeError
 from atoffer_rl.scheme import Scheme
+from atoffer_rl.whole_file import is_stream
 
 MACHINE_FIELDS = ("device", "uuid", "driver", "versions")
 IsCurrent: TypeAlias = Callable[[Row], bool]

@@ -86,8 +86,8 @@ def _chosen(workload: Workload, path: Path | None, code: int | None, table: Reco
         raise SchemeError("--scheme and --code are two schemes: give one of them")
     space = LegalSpace(workload)
     if path is not None:
-        chosen, origin = read_scheme(path, space), f"the scheme in {path}"
-    elif code is not None:
+        return read_scheme(path, space), f"the scheme in {path}"
+    if code is not None:
         from atoffer_rl.atoffer_code import AtofferProgram
         from atoffer_rl.kernels.lowering import lower
 

@@ -137,8 +137,16 @@ class CudaMeasurer:
         return self.watch.samples[-1]
 
     def _batch(self) -> Batch:
-        kernels, limit = (self._anchor_task, self._neighbour), self._limit_seconds
-        return Batch(self._preparation, self._worker, self.watch, *kernels, limit, self._keep, self.should_stop)
+        return Batch(
+            self._preparation,
+            self._worker,
+            self.watch,
+            self._anchor_task,
+            self._neighbour,
+            self._limit_seconds,
+            self._keep,
+            self.should_stop,
+        )
 
     def _abandon(self) -> None:
         """Stop whatever is being done: the next call begins afresh."""

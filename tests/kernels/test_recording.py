@@ -190,7 +190,9 @@ def test_a_part_that_took_longer_than_the_whole_is_doubtful() -> None:
     assert doubtful({part: 12.9, whole: 10.0}) == []
 
 
-def test_doubtful_choices_are_measured_again_with_more_samples(make: Make, tmp_path: Path, monkeypatch) -> None:
+def test_doubtful_choices_are_measured_again_with_more_samples(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     doubted = Choice(Run(8, 8), "chain", (("kind", planted_jobs.GOOD), ("number", 3)))
     monkeypatch.setattr(recording, "doubtful", lambda latencies_us: [doubted])
     record_table(make(), [FIRST], "doubt", forwards=2, folder=tmp_path)

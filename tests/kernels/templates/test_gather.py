@@ -1,10 +1,8 @@
-"""Gathering attention: rendered, compiled, run on an emulated machine and on a GPU."""
+"""Gathering attention: rendered, compiled, run on a GPU; test_gather_emulated.py runs it on an emulated machine."""
 
-import ctypes
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 
 from atoffer_rl.device import H100
@@ -16,7 +14,6 @@ from atoffer_rl.kernels.templates import gather
 from atoffer_rl.kernels.templates.gather import PLAN_NAMES, SCRATCH_NAMES, TEMPLATE, plan_bytes
 from atoffer_rl.row_order import Order
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
 from tests.kernels.templates.checks import (
     assert_all_right,
@@ -24,58 +21,18 @@ from tests.kernels.templates.checks import (
     assert_right,
     assert_unkept_columns_stay_out,
 )
-
-RUNS = [Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)]
-ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a"]
-MASKS = [
-    "dense",
-    "causal",
-    "strided",
-    "fixed",
-    "sliding:window=10",
-    "longformer:window=8,global=3",
-    "bigbird:window=8,global=2,random=1,block=8",
-]
-DEFAULT = {
-    "tile_rows": 64,
-    "chunk": 64,
-    "step": 64,
-    "warps": 4,
-    "copy_warps": 1,
-    "slots": 2,
-    "buffers": 2,
-    "blocks": 1,
-    "order": Order.NATURAL,
-    "pieces": 1,
-}
-LOW = {"tile_rows": 32, "warps": 2, "step": 32}
-SMALL = Workload(batch=2, seq_len=77, heads=2, head_dim=32)
-
-
-def choice_of(run=RUNS[2], **values):
-    return Choice(run, "gather", tuple((DEFAULT | values).items()))
-
-
-def possible_choice(workload, run=RUNS[2], **values):
-    """A choice that the template itself calls possible."""
-    assert TEMPLATE.why_not(workload, run, H100) is None
-    assert TEMPLATE.impossible(workload, run, DEFAULT | values, H100) is None
-    return choice_of(run, **values)
-
-
-@pytest.fixture
-def ragged_workload(tmp_path):
-    """A mask for each sequence, with rows that keep nothing, a tile that keeps nothing, and columns no row keeps."""
-    index = np.arange(77)
-    keep = np.random.default_rng(1).random((2, 77, 77)) < 0.1
-    keep |= np.abs(index[:, None] - index) < 3
-    keep[0, 20:50] = False
-    keep[1, :17] = False
-    keep[1, 64:] = False
-    keep[:, :, 30:35] = False
-    np.save(tmp_path / "mask.npy", keep)
-    return replace(SMALL, mask=f"file:{tmp_path / 'mask.npy'}")
-
+from tests.kernels.templates.gather_choices import (
+    ARCHS,
+    DEFAULT,
+    LOW,
+    MASKS,
+    ORDERS,
+    PIECES,
+    RUNS,
+    SMALL,
+    choice_of,
+    possible_choice,
+)
 
 # ---- What is rendered.
 
@@ -270,162 +227,6 @@ def test_device_code_checks_the_shared_memory():
     wrong = replace(program, source=program.source.replace(f"kSharedBytes = {size}", f"kSharedBytes = {size + 16}"))
     with pytest.raises(CompileError, match="the launch gives the shared memory"):
         compile_kernel(wrong, "sm_90a")
-
-
-# ---- What it computes, on an emulated machine.
-
-
-@pytest.fixture
-def one_thread():
-    """What torch computes here is small: more threads only wait for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def assert_emulated(emulator, one_thread):
-    """Three launches in a row, on inputs of every kind, are within the budget for error and leave counts at rest."""
-
-    def assert_emulated(workload, choice, residents=64):
-        import torch
-
-        from atoffer_rl.kernels.verify import verify_launchable
-
-        kernel = emulator.load(workload, choice, residents)
-        verdict = verify_launchable(workload, choice.run, kernel, device=torch.device("cpu"))
-        assert verdict.passed, verdict.reason
-        assert not kernel.program.scratch or not kernel.array("gather_counts", np.int32).any()
-        return kernel
-
-    return assert_emulated
-
-
-@pytest.mark.parametrize("order", Order)
-@pytest.mark.parametrize("run", RUNS)
-def test_every_order_emulated(assert_emulated, run, order):
-    dtype = "float16" if (run.first + run.last + order) % 2 else "bfloat16"
-    workload = replace(SMALL, dtype=dtype)
-    assert_emulated(workload, possible_choice(workload, run, **LOW, order=order, slots=3))
-
-
-@pytest.mark.parametrize(
-    ("run", "mask", "seq_len", "head_dim", "values"),
-    [
-        (RUNS[0], "strided", 77, 64, {**LOW, "slots": 3}),
-        (RUNS[1], "strided", 130, 128, {**LOW, "order": Order.FIRST_COLUMN, "chunk": 32}),
-        (RUNS[2], "strided", 77, 40, {**LOW, "order": Order.SPLIT, "pieces": 2, "chunk": 32}),
-        (RUNS[3], "strided", 130, 64, {"order": Order.TWO_PASSES, "tile_rows": 128, "warps": 8, "slots": 2}),
-        (RUNS[1], "strided", 77, 32, {**LOW, "order": Order.TWO_PASSES, "slots": 3}),
-        (RUNS[1], "dense", 1, 64, {}),
-        (RUNS[2], "causal", 17, 8, {"tile_rows": 16, "warps": 1, "chunk": 16, "step": 16}),
-        (RUNS[1], "fixed", 130, 64, {"tile_rows": 16, "warps": 3, "step": 16, "pieces": 4, "copy_warps": 4}),
-    ],
-)
-def test_float32_emulated(assert_emulated, run, mask, seq_len, head_dim, values):
-    workload = replace(SMALL, dtype="float32", seq_len=seq_len, head_dim=head_dim, mask=mask)
-    assert_emulated(workload, possible_choice(workload, run, **values))
-
-
-@pytest.mark.parametrize(
-    ("mask", "seq_len", "head_dim", "values"),
-    [
-        ("dense", 1, 64, {}),
-        ("causal", 1, 8, {"order": Order.FIRST_COLUMN, "tile_rows": 16, "warps": 1}),
-        ("dense", 33, 128, {"chunk": 128, "slots": 1}),
-        ("dense", 130, 40, {"tile_rows": 128, "warps": 8, "copy_warps": 4, "chunk": 128, "slots": 1}),
-        ("causal", 130, 32, {"chunk": 128, "step": 32, "copy_warps": 2}),
-        ("causal", 130, 64, {"tile_rows": 16, "warps": 3, "chunk": 64, "step": 16, "pieces": 4}),
-        ("fixed", 77, 40, {}),
-        ("fixed", 130, 64, {**LOW, "order": Order.FIRST_COLUMN, "pieces": 2, "chunk": 32}),
-        ("sliding:window=10", 17, 8, {"tile_rows": 16, "warps": 1, "chunk": 16, "step": 16, "slots": 5}),
-        ("longformer:window=8,global=3", 130, 64, {"tile_rows": 16, "warps": 4, "step": 16, "pieces": 3}),
-        ("longformer:window=8,global=3", 77, 32, {"tile_rows": 32, "warps": 4, "step": 32}),
-        ("bigbird:window=8,global=2,random=1,block=8", 77, 128, {**LOW, "pieces": 2, "chunk": 32}),
-        ("document:lengths=20/1/56", 77, 64, {"copy_warps": 4}),
-        ("strided", 130, 64, {"order": Order.TWO_PASSES, "tile_rows": 128, "warps": 8, "step": 32, "slots": 4}),
-        ("strided", 130, 128, {"order": Order.TWO_PASSES, "chunk": 32, "step": 32, "slots": 5}),
-        ("strided", 130, 128, {"order": Order.SPLIT, "step": 16, "chunk": 16, "slots": 4}),
-        ("strided", 33, 8, {**LOW, "order": Order.TWO_PASSES}),
-        ("strided", 77, 40, {**LOW, "order": Order.SPLIT, "pieces": 2, "chunk": 32}),
-    ],
-)
-def test_masks_and_shapes_emulated(assert_emulated, mask, seq_len, head_dim, values):
-    workload = replace(SMALL, seq_len=seq_len, head_dim=head_dim, mask=mask)
-    assert_emulated(workload, possible_choice(workload, Run(1, 6), **values))
-
-
-ORDERS = [{**LOW, "order": order, "slots": 3} for order in Order]
-PIECES = {**LOW, "pieces": 3, "chunk": 32}
-ONE_BUFFER = {**LOW, "buffers": 1, "order": Order.SPLIT}
-STEP_WARPS = {**LOW, "pieces": 2, "warps": 4, "step": 16}
-
-
-@pytest.mark.parametrize("values", [*ORDERS, PIECES])
-def test_a_mask_for_each_sequence_emulated(assert_emulated, ragged_workload, values):
-    assert_emulated(ragged_workload, possible_choice(ragged_workload, Run(2, 6), **values))
-
-
-@pytest.mark.parametrize("blocks", [1, 64])
-def test_a_head_whose_items_merge_nothing_leaves_no_count_emulated(assert_emulated, monkeypatch, tmp_path, blocks):
-    """One sequence's mask is cut into pieces, the other's is not: nobody needs its partial items, which are empty."""
-    monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)
-    keep = np.ones((2, 77, 77), np.bool_)
-    keep[1] = np.eye(77, dtype=np.bool_)
-    np.save(tmp_path / "mask.npy", keep)
-    workload = replace(SMALL, mask=f"file:{tmp_path / 'mask.npy'}")
-    choice = possible_choice(workload, **LOW, chunk=32, slots=1, buffers=1, pieces=3)
-    choice = Choice(choice.run, "gather", tuple((dict(choice.parameters) | {"blocks": blocks}).items()))
-    kernel = assert_emulated(workload, choice)
-    partial = gather_plan(workload.mask_spec, 77, 32, 32, Order.NATURAL, 3).headers
-    assert partial[0, :, 3].any()
-    assert not partial[1, :, 3].any()
-    assert kernel.program.grid == (min(blocks, 4 * partial.shape[1]), 1, 1)
-
-
-@pytest.mark.parametrize("residents", [1, 2])
-@pytest.mark.parametrize("values", [*ORDERS, PIECES, STEP_WARPS, ONE_BUFFER, ORDERS[3] | {"buffers": 1}])
-def test_blocks_that_share_items_emulated(assert_emulated, monkeypatch, values, residents):
-    monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)
-    workload = replace(SMALL, head_dim=40)
-    kernel = assert_emulated(workload, possible_choice(workload, Run(2, 5), **values | {"blocks": 2}), residents)
-    assert kernel.program.grid == (2, 1, 1)
-    assert kernel.launches == 3
-
-
-def launch(kernel, workload, qkv):
-    """What `merged` holds after a launch on `qkv`, bit for bit."""
-    result = ctypes.create_string_buffer(b"\xff" * (qkv.nbytes // 3), qkv.nbytes // 3)
-    kernel.launch({"qkv": qkv.ctypes.data, "merged": ctypes.addressof(result)})
-    return np.frombuffer(result.raw, np.float16).reshape(workload.batch, workload.seq_len, workload.width)
-
-
-def random_qkv(workload):
-    shape = workload.batch, workload.seq_len, 3, workload.heads, workload.head_dim
-    return np.random.default_rng(2).standard_normal(shape).astype(np.float16)
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-@pytest.mark.parametrize("values", [*ORDERS, PIECES])
-def test_columns_that_no_row_keeps_never_reach_the_result_emulated(emulator, ragged_workload, values, poison):
-    w, keep = ragged_workload, ragged_workload.mask_spec.keep(77)
-    kernel, qkv = emulator.load(w, choice_of(Run(2, 6), **values)), random_qkv(ragged_workload)
-    clean = launch(kernel, w, qkv)
-    qkv[:, :, 1:][~keep.any(axis=1)] = poison
-    np.testing.assert_array_equal(launch(kernel, w, qkv), clean)
-    assert np.isfinite(clean).all()
-    assert not clean[~keep.any(axis=2)].any()
-
-
-@pytest.mark.parametrize("values", [ORDERS[Order.SPLIT], PIECES, STEP_WARPS])
-def test_results_depend_on_no_order_of_blocks_and_warps(emulator, ragged_workload, values):
-    kernel, qkv = emulator.load(ragged_workload, choice_of(Run(2, 6), **values)), random_qkv(ragged_workload)
-    first, *others = (launch(kernel, ragged_workload, qkv) for _ in range(3))
-    for other in others:
-        np.testing.assert_array_equal(other, first)
 
 
 # ---- What it computes, on a GPU.

@@ -13,7 +13,7 @@ from atoffer_rl.run import Run
 from atoffer_rl.tensors import LENGTHS, reads_lengths
 from atoffer_rl.workload import Workload
 from tests.kernels.templates.checks import assert_all_right
-from tests.kernels.templates.test_gather import LOW, ORDERS, PIECES, STEP_WARPS, possible_choice
+from tests.kernels.templates.gather_choices import LOW, ORDERS, PIECES, STEP_WARPS, possible_choice
 
 SMALL = Workload(
     batch=3, seq_len=37, heads=1, head_dim=16, ffn_dim=16, mask="sliding:window=20", lengths="uniform:shortest=0"

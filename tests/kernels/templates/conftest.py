@@ -1,0 +1,51 @@
+"""Kernels on an emulated machine, verified as a measurer verifies them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.kernels.templates.gather_choices import SMALL
+
+
+@pytest.fixture
+def one_thread():
+    """What torch computes here is small: more threads only wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def assert_emulated(emulator, one_thread):
+    """Three launches in a row, on inputs of every kind, are within the budget for error and leave counts at rest."""
+
+    def assert_emulated(workload, choice, residents=64):
+        import torch
+
+        from atoffer_rl.kernels.verify import verify_launchable
+
+        kernel = emulator.load(workload, choice, residents)
+        verdict = verify_launchable(workload, choice.run, kernel, device=torch.device("cpu"))
+        assert verdict.passed, verdict.reason
+        assert not kernel.program.scratch or not kernel.array("gather_counts", np.int32).any()
+        return kernel
+
+    return assert_emulated
+
+
+@pytest.fixture
+def ragged_workload(tmp_path):
+    """A mask for each sequence, with rows that keep nothing, a tile that keeps nothing, and columns no row keeps."""
+    index = np.arange(77)
+    keep = np.random.default_rng(1).random((2, 77, 77)) < 0.1
+    keep |= np.abs(index[:, None] - index) < 3
+    keep[0, 20:50] = False
+    keep[1, :17] = False
+    keep[1, 64:] = False
+    keep[:, :, 30:35] = False
+    np.save(tmp_path / "mask.npy", keep)
+    return replace(SMALL, mask=f"file:{tmp_path / 'mask.npy'}")

@@ -1,0 +1,142 @@
+"""Gathering attention on an emulated machine."""
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from atoffer_rl.gather_plan import gather_plan
+from atoffer_rl.kernels.templates import gather
+from atoffer_rl.row_order import Order
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice
+from tests.kernels.templates.gather_choices import (
+    LOW,
+    ONE_BUFFER,
+    ORDERS,
+    PIECES,
+    RUNS,
+    SMALL,
+    STEP_WARPS,
+    choice_of,
+    possible_choice,
+)
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("run", RUNS)
+def test_every_order_emulated(assert_emulated, run, order):
+    dtype = "float16" if (run.first + run.last + order) % 2 else "bfloat16"
+    workload = replace(SMALL, dtype=dtype)
+    assert_emulated(workload, possible_choice(workload, run, **LOW, order=order, slots=3))
+
+
+@pytest.mark.parametrize(
+    ("run", "mask", "seq_len", "head_dim", "values"),
+    [
+        (RUNS[0], "strided", 77, 64, {**LOW, "slots": 3}),
+        (RUNS[1], "strided", 130, 128, {**LOW, "order": Order.FIRST_COLUMN, "chunk": 32}),
+        (RUNS[2], "strided", 77, 40, {**LOW, "order": Order.SPLIT, "pieces": 2, "chunk": 32}),
+        (RUNS[3], "strided", 130, 64, {"order": Order.TWO_PASSES, "tile_rows": 128, "warps": 8, "slots": 2}),
+        (RUNS[1], "strided", 77, 32, {**LOW, "order": Order.TWO_PASSES, "slots": 3}),
+        (RUNS[1], "dense", 1, 64, {}),
+        (RUNS[2], "causal", 17, 8, {"tile_rows": 16, "warps": 1, "chunk": 16, "step": 16}),
+        (RUNS[1], "fixed", 130, 64, {"tile_rows": 16, "warps": 3, "step": 16, "pieces": 4, "copy_warps": 4}),
+    ],
+)
+def test_float32_emulated(assert_emulated, run, mask, seq_len, head_dim, values):
+    workload = replace(SMALL, dtype="float32", seq_len=seq_len, head_dim=head_dim, mask=mask)
+    assert_emulated(workload, possible_choice(workload, run, **values))
+
+
+@pytest.mark.parametrize(
+    ("mask", "seq_len", "head_dim", "values"),
+    [
+        ("dense", 1, 64, {}),
+        ("causal", 1, 8, {"order": Order.FIRST_COLUMN, "tile_rows": 16, "warps": 1}),
+        ("dense", 33, 128, {"chunk": 128, "slots": 1}),
+        ("dense", 130, 40, {"tile_rows": 128, "warps": 8, "copy_warps": 4, "chunk": 128, "slots": 1}),
+        ("causal", 130, 32, {"chunk": 128, "step": 32, "copy_warps": 2}),
+        ("causal", 130, 64, {"tile_rows": 16, "warps": 3, "chunk": 64, "step": 16, "pieces": 4}),
+        ("fixed", 77, 40, {}),
+        ("fixed", 130, 64, {**LOW, "order": Order.FIRST_COLUMN, "pieces": 2, "chunk": 32}),
+        ("sliding:window=10", 17, 8, {"tile_rows": 16, "warps": 1, "chunk": 16, "step": 16, "slots": 5}),
+        ("longformer:window=8,global=3", 130, 64, {"tile_rows": 16, "warps": 4, "step": 16, "pieces": 3}),
+        ("longformer:window=8,global=3", 77, 32, {"tile_rows": 32, "warps": 4, "step": 32}),
+        ("bigbird:window=8,global=2,random=1,block=8", 77, 128, {**LOW, "pieces": 2, "chunk": 32}),
+        ("document:lengths=20/1/56", 77, 64, {"copy_warps": 4}),
+        ("strided", 130, 64, {"order": Order.TWO_PASSES, "tile_rows": 128, "warps": 8, "step": 32, "slots": 4}),
+        ("strided", 130, 128, {"order": Order.TWO_PASSES, "chunk": 32, "step": 32, "slots": 5}),
+        ("strided", 130, 128, {"order": Order.SPLIT, "step": 16, "chunk": 16, "slots": 4}),
+        ("strided", 33, 8, {**LOW, "order": Order.TWO_PASSES}),
+        ("strided", 77, 40, {**LOW, "order": Order.SPLIT, "pieces": 2, "chunk": 32}),
+    ],
+)
+def test_masks_and_shapes_emulated(assert_emulated, mask, seq_len, head_dim, values):
+    workload = replace(SMALL, seq_len=seq_len, head_dim=head_dim, mask=mask)
+    assert_emulated(workload, possible_choice(workload, Run(1, 6), **values))
+
+
+@pytest.mark.parametrize("values", [*ORDERS, PIECES])
+def test_a_mask_for_each_sequence_emulated(assert_emulated, ragged_workload, values):
+    assert_emulated(ragged_workload, possible_choice(ragged_workload, Run(2, 6), **values))
+
+
+@pytest.mark.parametrize("blocks", [1, 64])
+def test_a_head_whose_items_merge_nothing_leaves_no_count_emulated(assert_emulated, monkeypatch, tmp_path, blocks):
+    """One sequence's mask is cut into pieces, the other's is not: nobody needs its partial items, which are empty."""
+    monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)
+    keep = np.ones((2, 77, 77), np.bool_)
+    keep[1] = np.eye(77, dtype=np.bool_)
+    np.save(tmp_path / "mask.npy", keep)
+    workload = replace(SMALL, mask=f"file:{tmp_path / 'mask.npy'}")
+    choice = possible_choice(workload, **LOW, chunk=32, slots=1, buffers=1, pieces=3)
+    choice = Choice(choice.run, "gather", tuple((dict(choice.parameters) | {"blocks": blocks}).items()))
+    kernel = assert_emulated(workload, choice)
+    partial = gather_plan(workload.mask_spec, 77, 32, 32, Order.NATURAL, 3).headers
+    assert partial[0, :, 3].any()
+    assert not partial[1, :, 3].any()
+    assert kernel.program.grid == (min(blocks, 4 * partial.shape[1]), 1, 1)
+
+
+@pytest.mark.parametrize("residents", [1, 2])
+@pytest.mark.parametrize("values", [*ORDERS, PIECES, STEP_WARPS, ONE_BUFFER, ORDERS[3] | {"buffers": 1}])
+def test_blocks_that_share_items_emulated(assert_emulated, monkeypatch, values, residents):
+    monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)
+    workload = replace(SMALL, head_dim=40)
+    kernel = assert_emulated(workload, possible_choice(workload, Run(2, 5), **values | {"blocks": 2}), residents)
+    assert kernel.program.grid == (2, 1, 1)
+    assert kernel.launches == 3
+
+
+def launch(kernel, workload, qkv):
+    """What `merged` holds after a launch on `qkv`, bit for bit."""
+    result = ctypes.create_string_buffer(b"\xff" * (qkv.nbytes // 3), qkv.nbytes // 3)
+    kernel.launch({"qkv": qkv.ctypes.data, "merged": ctypes.addressof(result)})
+    return np.frombuffer(result.raw, np.float16).reshape(workload.batch, workload.seq_len, workload.width)
+
+
+def random_qkv(workload):
+    shape = workload.batch, workload.seq_len, 3, workload.heads, workload.head_dim
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float16)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("values", [*ORDERS, PIECES])
+def test_columns_that_no_row_keeps_never_reach_the_result_emulated(emulator, ragged_workload, values, poison):
+    w, keep = ragged_workload, ragged_workload.mask_spec.keep(77)
+    kernel, qkv = emulator.load(w, choice_of(Run(2, 6), **values)), random_qkv(ragged_workload)
+    clean = launch(kernel, w, qkv)
+    qkv[:, :, 1:][~keep.any(axis=1)] = poison
+    np.testing.assert_array_equal(launch(kernel, w, qkv), clean)
+    assert np.isfinite(clean).all()
+    assert not clean[~keep.any(axis=2)].any()
+
+
+@pytest.mark.parametrize("values", [ORDERS[Order.SPLIT], PIECES, STEP_WARPS])
+def test_results_depend_on_no_order_of_blocks_and_warps(emulator, ragged_workload, values):
+    kernel, qkv = emulator.load(ragged_workload, choice_of(Run(2, 6), **values)), random_qkv(ragged_workload)
+    first, *others = (launch(kernel, ragged_workload, qkv) for _ in range(3))
+    for other in others:
+        np.testing.assert_array_equal(other, first)
