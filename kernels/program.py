@@ -28,8 +28,8 @@ class KernelProgram:
         plan: Arrays that the kernel reads besides tensors (mask plans), made when they are first needed.
         scratch: Device memory that the kernel needs for itself: (name, bytes), zeros before the first launch. One
             loaded program has one copy, so its launches must follow one another.
-        overlaps: Whether all its threads call `wait_for_inputs` first, so that it may take its place while the kernel
-            before it ends.
+        overlaps: Whether all its threads call `wait_for_inputs` before they touch anything but `plan`, so that it may
+            take its place while the kernel before it ends.
     """
 
     entry: str

@@ -3,7 +3,7 @@
 Import this module only where something is verified: it loads torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +21,10 @@ from atoffer_rl.kernels.reference import (
     unpacked_workload,
     without_padding,
 )
-from atoffer_rl.operators import run_operators, run_results
+from atoffer_rl.operators import run_operators, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths
+from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs
 from atoffer_rl.tensors import Tensor as Description
 from atoffer_rl.workload import Workload
 
@@ -34,6 +34,8 @@ POISON = 0xFF  # Four, or two, of these bytes are NaN in every format.
 ENOUGH_ELEMENTS, MOST_DRAWS = 2**16, 8
 """Eager's largest error over a few elements is a matter of luck: small results take it over more draws."""
 SEED_STRIDE = 1_000_003
+MOST_KEPT_BYTES = 3 * 2**30
+"""Inputs and references of a run that take more are not kept from one launchable to the next."""
 COMPARED_AT_ONCE = 2**26
 LAST_PADDED = 6
 """Results of later operators mean nothing in rows beyond a sequence's length; up to here there must be zeros."""
@@ -153,82 +155,152 @@ class FencedTensors:
         return torch.stack(changed).any()
 
 
-def verify_launchable(
-    workload: Workload, run: Run, launchable: Launchable, seed: int = 0, device: torch.device | None = None
-) -> Verdict:
-    """Launch on fresh inputs of every kind and judge all that `run` must store.
+class Examiner:
+    """What a run must make of inputs of every kind, asked of one launchable after another.
+
+    Inputs and references stay on the device from one to the next, unless they are large: then they are computed anew.
 
     Args:
         workload: Shapes, mask, activation and LayerNorm epsilon.
-        run: The operators that it implements.
-        launchable: What to verify.
+        run: The operators that launchables implement.
         seed: Inputs are a function of it.
-        device: Where its pointers lie; None is the current GPU.
-
-    Raises:
-        LaunchError: If it cannot be launched.
+        device: Where pointers lie; None is the current GPU.
     """
-    place = device or torch.device("cuda", torch.cuda.current_device())
-    checks = [_launch_and_compare(workload, run, launchable, kind, seed, place) for kind in Inputs]
-    results, epsilon = run_results(run), workload.element.epsilon
-    worst = Verdict(True, "", 0.0, 0.0)
-    for kind, row in zip(Inputs, torch.stack(checks).tolist(), strict=True):
-        *fields, trespassed, overwritten = row
-        if trespassed or overwritten:
-            where = "outside its results" if trespassed else "over its inputs"
-            return Verdict(False, f"{kind.value}: wrote {where}", float("inf"), 0.0)
-        for first, name in enumerate(results):
-            comparison = Comparison(*fields[FIELDS * first : FIELDS * (first + 1)])
-            budget, fault = comparison.budget(epsilon), comparison.fault(epsilon)
-            if fault:
-                return Verdict(False, f"{kind.value}: {name} {fault}", comparison.max_error, budget)
-            if comparison.max_error * worst.error_budget >= worst.max_error * budget:
-                worst = Verdict(True, "", comparison.max_error, budget)
-    return worst
+
+    def __init__(self, workload: Workload, run: Run, seed: int = 0, device: torch.device | None = None) -> None:
+        self._workload, self._run, self._seed = workload, run, seed
+        self._device = device or torch.device("cuda", torch.cuda.current_device())
+        self._keeps = kept_bytes(workload, run) <= MOST_KEPT_BYTES
+        self._kept: dict[Inputs, Question] = {}
+
+    def question(self, kind: Inputs) -> "Question":
+        """The question with inputs of that kind."""
+        if kind in self._kept:
+            return self._kept[kind]
+        question = Question(self._workload, self._run, kind, self._seed, self._device, self._keeps)
+        if self._keeps:
+            self._kept[kind] = question
+        return question
+
+    def judge(self, launchable: Launchable) -> Verdict:
+        """Launch on inputs of every kind and judge all that the run must store.
+
+        Raises:
+            LaunchError: If it cannot be launched.
+        """
+        checks = [self.question(kind).ask(launchable) for kind in Inputs]
+        results, epsilon = run_results(self._run), self._workload.element.epsilon
+        worst = Verdict(True, "", 0.0, 0.0)
+        for kind, row in zip(Inputs, torch.stack(checks).tolist(), strict=True):
+            *fields, trespassed, overwritten = row
+            if trespassed or overwritten:
+                where = "outside its results" if trespassed else "over its inputs"
+                return Verdict(False, f"{kind.value}: wrote {where}", float("inf"), 0.0)
+            for first, name in enumerate(results):
+                comparison = Comparison(*fields[FIELDS * first : FIELDS * (first + 1)])
+                budget, fault = comparison.budget(epsilon), comparison.fault(epsilon)
+                if fault:
+                    return Verdict(False, f"{kind.value}: {name} {fault}", comparison.max_error, budget)
+                if comparison.max_error * worst.error_budget >= worst.max_error * budget:
+                    worst = Verdict(True, "", comparison.max_error, budget)
+        return worst
 
 
-def _launch_and_compare(
-    workload: Workload, run: Run, launchable: Launchable, kind: Inputs, seed: int, device: torch.device
-) -> Tensor:
-    """`differences` of each result in turn, then whether fences or inputs were written; nothing waits for the GPU."""
+def kept_bytes(workload: Workload, run: Run) -> int:
+    """What an examiner of `run` would keep: inputs as stored, results in float64 and as stored."""
     stored = layer_tensors(workload)
-    drawn = draw_inputs(workload, run, kind, seed, device)
-    fenced = FencedTensors({name: stored[name] for name in (*drawn, *run_results(run))}, device)
-    for name, values in drawn.items():
-        fenced.tensors[name].copy_(values)
-    launchable.launch(fenced.pointers, torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0)
-    overwritten = torch.stack([(fenced.tensors[name] != values).any() for name, values in drawn.items()]).any()
-    outcome = [fenced.trespassed().double(), overwritten.double()]
-    apart, tensors = unpacked_workload(workload), unpacked_tensors(workload, run, {**fenced.tensors, **drawn})
-    judged = _judge_chunks(apart, run, tensors, tensors).view(-1, FIELDS)
-    for draw in range(1, _draws(workload, run)):
-        others = draw_inputs(apart, run, kind, seed + draw * SEED_STRIDE, device)
-        eager = run_reference(apart, run, others, Precision.EAGER)
-        elsewhere = _judge_chunks(apart, run, others, eager).view(-1, FIELDS)
-        judged[:, EAGER_ERROR] = torch.maximum(judged[:, EAGER_ERROR], elsewhere[:, EAGER_ERROR])
-    return torch.cat([judged.view(-1), torch.stack(outcome)])
+    inputs = sum(stored[name].size_bytes for name in (*run_inputs(workload, run), *run_weights(run)))
+    results = sum(stored[name].size_bytes + 8 * stored[name].size for name in run_results(run))
+    return len(Inputs) * (inputs + results)
 
 
-def _draws(workload: Workload, run: Run) -> int:
-    """On how many draws of the inputs eager's error is measured."""
-    stored = layer_tensors(workload)
-    elements = min(stored[name].size for name in run_results(run))
-    return min(MOST_DRAWS, -(-ENOUGH_ELEMENTS // elements))
+@dataclass(frozen=True)
+class Answer:
+    """What a run makes of some sequences of the batch.
+
+    Attributes:
+        entries: Which.
+        exact: Its results in float64.
+        eager: What eager low precision makes of them.
+    """
+
+    entries: slice
+    exact: Mapping[str, Tensor]
+    eager: Mapping[str, Tensor]
 
 
-def _judge_chunks(workload: Workload, run: Run, drawn: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> Tensor:
-    """`differences` of each of the run's results in turn, a few sequences at a time to bound memory."""
-    padded = reads_lengths(workload, run)
-    loose = {op.result for op in run_operators(run) if padded and op.index > LAST_PADDED}
-    chunks = []
-    for entries in batch_chunks(workload):
-        exact = run_reference(workload, run, drawn, Precision.EXACT, entries)
-        eager = run_reference(workload, run, drawn, Precision.EAGER, entries)
-        judged = {name: [stored[name][entries], exact[name], eager[name]] for name in exact}
-        for name in loose.intersection(judged):
-            judged[name] = [without_padding(workload, rows, drawn[LENGTHS][entries]) for rows in judged[name]]
-        chunks.append(torch.cat([differences(*compared) for compared in judged.values()]))
-    return torch.stack(chunks).amax(dim=0)
+class Question:
+    """Inputs of one kind, and what a run must make of them.
+
+    Args:
+        workload: Shapes, mask, activation and LayerNorm epsilon.
+        run: The operators.
+        kind: Of the inputs.
+        seed: Inputs are a function of it.
+        device: Where they lie.
+        keeps: Whether to keep the answers, not only the inputs.
+    """
+
+    def __init__(
+        self, workload: Workload, run: Run, kind: Inputs, seed: int, device: torch.device, keeps: bool
+    ) -> None:
+        self._workload, self._run, self._device = workload, run, device
+        self._drawn = draw_inputs(workload, run, kind, seed, device)
+        self._apart = unpacked_workload(workload)
+        self._inputs = unpacked_tensors(workload, run, self._drawn)
+        self._answers = list(self._computed(self._inputs)) if keeps else None
+        self._eager_errors = [self._eager_error(kind, seed + draw * SEED_STRIDE) for draw in range(1, self._draws)]
+
+    @property
+    def _draws(self) -> int:
+        """On how many draws of the inputs eager's error is measured."""
+        stored = layer_tensors(self._workload)
+        elements = min(stored[name].size for name in run_results(self._run))
+        return min(MOST_DRAWS, -(-ENOUGH_ELEMENTS // elements))
+
+    def ask(self, launchable: Launchable) -> Tensor:
+        """`differences` of each result in turn, then whether fences or inputs were written; waits for no GPU."""
+        stored = layer_tensors(self._workload)
+        names = (*self._drawn, *run_results(self._run))
+        fenced = FencedTensors({name: stored[name] for name in names}, self._device)
+        for name, values in self._drawn.items():
+            fenced.tensors[name].copy_(values)
+        launchable.launch(
+            fenced.pointers, torch.cuda.current_stream().cuda_stream if self._device.type == "cuda" else 0
+        )
+        overwritten = [(fenced.tensors[name] != values).any() for name, values in self._drawn.items()]
+        outcome = [fenced.trespassed().double(), torch.stack(overwritten).any().double()]
+        results = unpacked_tensors(self._workload, self._run, {**fenced.tensors, **self._drawn})
+        judged = self._judged(self._inputs, results, self._answers or self._computed(self._inputs))
+        for eager_error in self._eager_errors:
+            judged[:, EAGER_ERROR] = torch.maximum(judged[:, EAGER_ERROR], eager_error)
+        return torch.cat([judged.view(-1), torch.stack(outcome)])
+
+    def _computed(self, inputs: Mapping[str, Tensor]) -> Iterator[Answer]:
+        """Answers for a few sequences at a time, to bound memory."""
+        for entries in batch_chunks(self._apart):
+            exact = run_reference(self._apart, self._run, inputs, Precision.EXACT, entries)
+            yield Answer(entries, exact, run_reference(self._apart, self._run, inputs, Precision.EAGER, entries))
+
+    def _eager_error(self, kind: Inputs, seed: int) -> Tensor:
+        """Of each result, what eager low precision is off by on other inputs of the kind."""
+        inputs = draw_inputs(self._apart, self._run, kind, seed, self._device)
+        eager = run_reference(self._apart, self._run, inputs, Precision.EAGER)
+        return self._judged(inputs, eager, self._computed(inputs))[:, EAGER_ERROR]
+
+    def _judged(self, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor], answers: Iterable[Answer]) -> Tensor:
+        """`differences` of each result, (results, FIELDS)."""
+        apart, padded = self._apart, reads_lengths(self._apart, self._run)
+        loose = {op.result for op in run_operators(self._run) if padded and op.index > LAST_PADDED}
+        chunks = []
+        for answer in answers:
+            entries, exact, eager = answer.entries, answer.exact, answer.eager
+            judged = {name: [results[name][entries], exact[name], eager[name]] for name in exact}
+            for name in loose.intersection(judged):
+                lengths = inputs[LENGTHS][entries]
+                judged[name] = [without_padding(apart, rows, lengths) for rows in judged[name]]
+            chunks.append(torch.stack([differences(*compared) for compared in judged.values()]))
+        return torch.stack(chunks).amax(dim=0)
 
 
 def verify_choice(workload: Workload, choice: Choice, seed: int = 0) -> Verdict:
@@ -238,4 +310,4 @@ def verify_choice(workload: Workload, choice: Choice, seed: int = 0) -> Verdict:
         CompileError: If the compiler refuses it.
         LaunchError: If it cannot be loaded or launched.
     """
-    return verify_launchable(workload, choice.run, load_choice(workload, choice), seed)
+    return Examiner(workload, choice.run, seed).judge(load_choice(workload, choice))

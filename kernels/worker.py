@@ -2,10 +2,9 @@
 
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from atoffer_rl.device import DeviceSpec
@@ -23,13 +22,14 @@ from atoffer_rl.trial import ForwardRequest, Machine, SegmentRequest, Status
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
-    from atoffer_rl.kernels.verify import Verdict
+    from atoffer_rl.kernels.verify import Examiner, Verdict
 
 ProgramOf: TypeAlias = Callable[[Workload, Choice], Program]
 SPIN_SECONDS = 0.1
 WARM_SECONDS = 1.0
 IDLE_SECONDS = 0.2
-CONTEXTS = 4
+CONTEXTS, EXAMINERS = 4, 2
+"""Of the last runs so many are ready to be timed, and to be verified: compilers finish a little out of order."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,8 @@ class GpuWorker:
         self._cupy = cupy
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._monitor = Monitor(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice()))
-        self._contexts: OrderedDict[tuple[Workload, Run], SegmentContext] = OrderedDict()
+        self._context = lru_cache(CONTEXTS)(self._new_context)
+        self._examiner = lru_cache(EXAMINERS)(self._new_examiner)
         self._anchors: dict[str, Callable[[], None]] = {}
         self._neighbour: Neighbour | None = None
         self._memory: EncoderMemory | None = None
@@ -250,13 +251,12 @@ class GpuWorker:
 
     def _segment(self, task: SegmentTask) -> Measured:
         from atoffer_rl.kernels.launch import load_program
-        from atoffer_rl.kernels.verify import verify_launchable
 
         workload, choice = task.request.workload, task.request.choice
         neighbour = self._timed_neighbour(task.neighbour)
         start = time.perf_counter()
         launchable = load_program(self._program_of(workload, choice), task.cubin)
-        verdict = verify_launchable(workload, choice.run, launchable, self._seed)
+        verdict = self._examiner(workload, choice.run).judge(launchable)
         verified = time.perf_counter()
         checked = _checked(verdict, verified - start)
         if not verdict.passed:
@@ -319,14 +319,10 @@ class GpuWorker:
             self._memory = EncoderMemory(workload, self._seed)
         return self._memory
 
-    def _context(self, workload: Workload, run: Run) -> SegmentContext:
-        key = (workload, run)
-        if key not in self._contexts:
-            self._contexts[key] = self._new_context(workload, run)
-            if len(self._contexts) > CONTEXTS:
-                self._contexts.popitem(last=False)
-        self._contexts.move_to_end(key)
-        return self._contexts[key]
+    def _new_examiner(self, workload: Workload, run: Run) -> "Examiner":
+        from atoffer_rl.kernels.verify import Examiner
+
+        return Examiner(workload, run, self._seed)
 
     def _new_context(self, workload: Workload, run: Run) -> SegmentContext:
         import torch

@@ -1,5 +1,6 @@
 """Requests measured together: compiled ahead, timed one by one, between timings of the anchors."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import TypeAlias
@@ -15,6 +16,7 @@ ANCHOR_EVERY = 48
 ANCHOR_LIMIT_SECONDS = 30.0
 FORWARD_LIMIT_FACTOR = 4
 TAKES = 3
+"""Of anchors that disagree one after the other, before the machine counts as changed; and of a trial between such."""
 FAILURES = 3
 STATUS_OF = {End.LATE: Status.TIMEOUT, End.CRASHED: Status.CRASHED, End.RAISED: Status.LAUNCH_FAILED}
 Keep: TypeAlias = Callable[[Item, Measured], Trial]
@@ -63,6 +65,7 @@ class Batch:
         self._trials: dict[int, Trial] = {}
         self._current: Item | None = None
         self._since: list[Item] = []
+        self._takes: Counter[int] = Counter()
         self._asked = 0
         self._disagreements = 0
         self._failures = 0
@@ -171,6 +174,7 @@ class Batch:
         if outcome.end is not End.ANSWERED:
             measured = Measured(STATUS_OF[outcome.end], outcome.reason)
         self._finish(item, measured)
+        self._takes[item.index] += 1
         if measured.status is Status.OK:
             self._since.append(item)
 
@@ -187,7 +191,8 @@ class Batch:
             self._disagreements = 0
         elif self._disagreements + 1 < TAKES:
             self._disagreements += 1
-            self._preparation.ready.extendleft(reversed(self._since))
+            again = [item for item in self._since if self._takes[item.index] < TAKES]
+            self._preparation.ready.extendleft(reversed(again))
         else:
             self._disagreements = 0
             self._watch.adopt()

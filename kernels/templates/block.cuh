@@ -22,8 +22,12 @@
 // Copies are the job of all threads, or of a warpgroup of its own (kLoader), whose registers the others take over. With
 // a loader, warpgroups take turns in issuing products, so that one's softmax runs beside another's products.
 //
-// Where few thread blocks have long lists, several warpgroups share 64 rows (kSplits): each takes every so manieth block,
-// copied into a ring of its own, and the first merges what they found.
+// Where there are few tiles, the thread blocks of a cluster, its ranks, share one of 64 rows (kRanks): each takes every so
+// manieth column block. Then each has some warps' rows to finish, and gives what it found of the others' to those ranks:
+//
+//   rank 0   column blocks 0, 4, ... | gives rows 16 to 63        | waits for rows 0 to 15 of the others, merges, stores
+//   rank 1   column blocks 1, 5, ... | gives rows 0 to 15, 32 ... | the same of rows 16 to 31
+//   ...
 //
 // The biases of queries and values are added; that of keys shifts all scores of a row alike, which softmax undoes.
 #pragma once
@@ -33,7 +37,7 @@
 
 namespace atoffer {
 
-// `count` blocks of a task, for one warpgroup: every kSplits-th from `entries` on. `first_bitmaps` are those of the first
+// `count` blocks of a task, for one warpgroup: every kRanks-th from `entries` on. `first_bitmaps` are those of the first
 // two. `feed(i)` is called once for each block i, while products run.
 template <class Shape, class Feed>
 __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<Shape>& ring,
@@ -63,7 +67,7 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
         Place<Block::kStages> next = here;
         next.advance();
         bitmap = next_bitmap;
-        next_bitmap = entries[(i + 1) * Block::kSplits].bitmap;
+        next_bitmap = entries[(i + 1) * Block::kRanks].bitmap;
         if (bitmap >= 0) warpgroup.fetch_bitmap(bitmaps, bitmap);
         wait_phase(ring.keys_here(next.stage), next.parity);
         wait_phase(ring.values_here(here.stage), here.parity);
@@ -94,6 +98,25 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
     pin(warpgroup.sum);
 }
 
+// Ranks share what they found: says whether this warp, one of rank `rank`, is to store its rows.
+template <class Shape>
+__device__ __forceinline__ bool share_rows(Warpgroup<Shape>& warpgroup, const Ring<Shape>& ring, int rank, int warp) {
+    using Block = Blocking<Shape>;
+    const int finisher = warp / Block::kFinishedWarps;
+    await_begun();
+    if (finisher != rank) {
+        const unsigned to = remote_address(ring.partial(rank, finisher, warp), finisher);
+        warpgroup.give(to, remote_address(ring.partials_here(), finisher));
+        return false;
+    }
+    wait_phase(ring.partials_here(), 0);
+#pragma unroll
+    for (int other = 1; other < Block::kRanks; ++other) {
+        warpgroup.take(ring.partial((rank + other) % Block::kRanks, rank, warp));
+    }
+    return true;
+}
+
 // qkv: (batch, seq_len, 3, heads, head_dim). bias: (3, heads, head_dim), read if kAddBias.
 // lists: (mask_batches, tiles, kListEntries) entries: the row tile and the number of its blocks; the blocks; then
 // kEndEntries or more of no bitmap. The longest lists come first.
@@ -107,41 +130,41 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     constexpr int kResultStride = Shape::kMerged ? Block::kWidth : Block::kHeadDim;
     extern __shared__ char shared[];
     const int role = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupSize, 0);
-    const int split = Block::kSplits > 1 ? role : 0;
-    const unsigned first_ring = (shared_address(shared) + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
-    const Ring<Shape> ring{first_ring + split * Block::kRingBytes};
     const bool copies = !Shape::kLoader || role == 0, computes = !Shape::kLoader || role > 0;
-
-    Task<Shape> task;
-    task.read(lists);
-    const typename Shape::Element* head_queries = qkv + task.queries_at();
-    const typename Shape::Element* head_bias = bias + task.head * Block::kHeadDim;
-    const int rows = Block::kSeqLen - task.first_row();
-    const int blocks = (task.count - split + Block::kSplits - 1) / Block::kSplits;  // of this ring
+    const int rank = static_cast<int>(blockIdx.x) % Block::kRanks;
+    const Ring<Shape> ring{(shared_address(shared) + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment};
 
     // What needs no input is done while the kernel before this one ends.
+    Task<Shape> task;
     Copier<Shape> copier;
     Warpgroup<Shape> warpgroup;
-    typename Warpgroup<Shape>::Fetched queries;
+    typename Warpgroup<Shape>::Fetched fetched;
     int2 first_bitmaps;
-    if (copies) copier.start(ring, threadIdx.x % Block::kRingThreads, head_queries, task, split);
+    task.read(lists, static_cast<int>(blockIdx.x) / Block::kRanks);
+    const typename Shape::Element* head_bias = bias + task.head * Block::kHeadDim;
+    const int rows = Block::kSeqLen - task.first_row();
+    const int blocks = (task.count - rank + Block::kRanks - 1) / Block::kRanks;  // column blocks of this rank
+    if (copies) copier.start(ring, threadIdx.x % Block::kCopyThreads, qkv, task, rank);
     if (computes) {
-        warpgroup.start(ring.base, role - Shape::kLoader - split);
-        first_bitmaps = make_int2(task.entries[split].bitmap, task.entries[split + Block::kSplits].bitmap);
+        warpgroup.start(ring.base, role - Shape::kLoader, task);
+        first_bitmaps = make_int2(task.entries[rank].bitmap, task.entries[rank + Block::kRanks].bitmap);
     }
-    if (threadIdx.x % Block::kRingThreads == 0) ring.initialise();
+    if (threadIdx.x == 0) ring.initialise();
+    if constexpr (Block::kRanks > 1) announce_begun();
     __syncthreads();
     wait_for_inputs();
     let_next_begin();
 
-    if (computes) {
-        warpgroup.fetch_queries(queries, head_queries + task.first_row() * Block::kTokenStride, head_bias, rows);
+    if constexpr (Block::kCopiesQueries) {
+        if (copies && blocks > 0) copier.copy_queries(rows);
+    } else {
+        if (computes) warpgroup.fetch_queries(fetched, qkv, head_bias, rows);
     }
     if constexpr (Shape::kLoader) {
         if (!computes) {
             shrink_registers<Shape::kLoaderRegisters>();
             for (int i = 0; i < blocks; ++i) copier.copy();
-            wait_copies<0>();
+            finish_copies();
             return;
         }
         grow_registers<Shape::kRegisters>();
@@ -151,30 +174,22 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
             if (i < blocks) copier.copy_to_empty();
         }
     }
-    warpgroup.place_queries(queries);
+    if constexpr (!Block::kCopiesQueries) warpgroup.place_queries(fetched);
     const auto feed = [&](int i) {
-        if (!Shape::kLoader && i + Block::kAhead < blocks) copier.copy();
+        const int next = i + Block::kAhead;
+        if (!Shape::kLoader && next < blocks) copier.copy();
     };
     if (blocks > 0) {
-        const int count = Block::kSplits > 1 ? blocks : task.count_of(warpgroup.group);
-        attend(warpgroup, ring, task.entries + split, first_bitmaps, bitmaps, count, feed);
-    }
-    if constexpr (!Shape::kLoader) wait_copies<0>();  // others may still wait for what an early one has copied
-    if constexpr (Block::kSplits > 1) {
-        char* first = shared + (first_ring - shared_address(shared));
-        const auto results = [&](int of) { return reinterpret_cast<float*>(first + of * Block::kRingBytes); };
-        const int thread = threadIdx.x % kWarpgroupSize;
-        if (split > 0) warpgroup.leave(results(split) + thread);
-        __syncthreads();
-        if (split > 0) return;
-#pragma unroll
-        for (int other = 1; other < Block::kSplits; ++other) warpgroup.take(results(other) + thread);
-    } else {
-        synchronise_some<Block::kGroups * kWarpgroupSize>(Block::kStoreBarrier);  // nobody needs the ring any more
+        const int count = Block::kRanks > 1 ? blocks : task.count_of(warpgroup.group);
+        attend(warpgroup, ring, task.entries + rank, first_bitmaps, bitmaps, count, feed);
     }
     const int warp = threadIdx.x / kWarpSize - Shape::kLoader * kWarpgroupSize / kWarpSize;
+    synchronise_some<Block::kGroups * kWarpgroupSize>(Block::kStoreBarrier);  // nobody needs the stages any more
+    if constexpr (Block::kRanks > 1) {
+        if (!share_rows(warpgroup, ring, rank, warp)) return;
+    }
     warpgroup.store(result + task.result_at(), kResultStride, head_bias + 2 * Block::kWidth, rows,
-                    first_ring + warp * kWarpRows * Block::kRowVectors * kVectorBytes);
+                    ring.base + warp * kWarpRows * Block::kRowVectors * kVectorBytes);
 }
 
 }  // namespace atoffer

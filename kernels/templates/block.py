@@ -32,7 +32,9 @@ HEADERS = (
     "barriers.cuh",
     "registers.cuh",
     "pairs.cuh",
+    "panels.cuh",
     "wgmma.cuh",
+    "cluster.cuh",
     "block_layout.cuh",
     "block_copy.cuh",
     "block_warpgroup.cuh",
@@ -45,7 +47,9 @@ LOADER_REGISTERS = (40, 40, 32)
 """Of a thread that only copies, beside one, two or three warpgroups that compute."""
 WORKING_REGISTERS = 24
 """What a computing thread needs besides what it keeps: addresses, the softmax of a few scores."""
-PANEL_ALIGNMENT, BARRIER_BYTES = 1024, 24
+PANEL_ALIGNMENT, BARRIER_BYTES, PARTIAL_BARRIER_BYTES, VECTOR_BYTES = 1024, 24, 8, 16
+ROW_FLOATS = 4
+"""Beside its sums, what a thread gives to the rank that finishes its rows: two maxima, two totals."""
 SHARED_BYTES_RESERVED = 1024
 """Of shared memory the system takes so much for each resident thread block."""
 CACHED_BYTES = 24 * 2**20
@@ -93,6 +97,7 @@ class BlockTemplate:
             registers=registers(values),
             loader_registers=loader_registers(values),
             threads=threads(values),
+            shared_bytes=shared_bytes(workload, values),
             add_bias=_flag(BIAS_OPERATOR in run),
             merged=_flag(MERGE_OPERATOR in run),
             scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
@@ -130,7 +135,7 @@ class BlockTemplate:
         return Geometry(
             tile_rows=choice["tile_rows"],
             tile_columns=choice["columns"],
-            blocks=tiles * workload.heads * workload.batch,
+            blocks=tiles * workload.heads * workload.batch * choice["splits"],
             threads=threads(choice),
         )
 
@@ -154,8 +159,8 @@ def _bad_blocking(values: Mapping[str, int]) -> str | None:
         return "192 rows need a loader: their threads do not share out the columns evenly"
     if values["splits"] not in SPLITS:
         return "splits must be 1, 2 or 4"
-    if values["splits"] > 1 and (groups > 1 or values["loader"] or values["shared_queries"]):
-        return "warpgroups share 64 rows, without a loader, with queries in registers"
+    if values["splits"] > 1 and (groups > 1 or values["loader"]):
+        return "blocks share 64 rows, and have no loader"
     if values["stages"] < (2 if values["loader"] else 3):
         return "a loader needs 2 stages, threads that compute and copy need 3"
     return None
@@ -174,8 +179,8 @@ def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec
 
 
 def threads(values: Mapping[str, int] | Choice) -> int:
-    """Threads of a block: of the warpgroups that share each 64 rows, and of one that copies if there is a loader."""
-    return (values["tile_rows"] // GROUP_ROWS * values["splits"] + values["loader"]) * GROUP_THREADS
+    """Threads of a block: a warpgroup for each 64 rows, and one that copies if there is a loader."""
+    return (values["tile_rows"] // GROUP_ROWS + values["loader"]) * GROUP_THREADS
 
 
 def loader_registers(values: Mapping[str, int]) -> int:
@@ -201,14 +206,16 @@ def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
-    """Dynamic shared memory of a block: queries, stages of keys and values, barriers, alignment."""
+    """Dynamic shared memory of a block: queries, stages of keys and values, barriers, partial results, alignment."""
     row_bytes = workload.head_dim * workload.element.itemsize
     queries = values["tile_rows"] * row_bytes if values["shared_queries"] else 0
-    stage = 2 * values["columns"] * row_bytes + BARRIER_BYTES
-    ring = queries + values["stages"] * stage
-    if values["splits"] > 1:  # each begins where panels may
-        ring = -(-ring // PANEL_ALIGNMENT) * PANEL_ALIGNMENT
-    return PANEL_ALIGNMENT + values["splits"] * ring
+    stages = values["stages"] * (2 * values["columns"] * row_bytes + BARRIER_BYTES)
+    needed = PANEL_ALIGNMENT + queries + stages
+    if values["splits"] == 1:
+        return needed
+    finished_threads = GROUP_THREADS // values["splits"]
+    partials = (values["splits"] - 1) * finished_threads * (workload.head_dim // 2 + ROW_FLOATS) * 4
+    return -(-(needed + PARTIAL_BARRIER_BYTES) // VECTOR_BYTES) * VECTOR_BYTES + partials
 
 
 def pairs_at_once(workload: Workload) -> int:

@@ -113,7 +113,7 @@ struct Copier {
     __device__ __forceinline__ Copier(const Element* qkv, const Element* bias, const Plan<Element>& plan,
                                       const Shared<Shape>& shared)
         : qkv(qkv), bias(bias), plan(plan), shared(shared) {
-        thread = threadIdx.x - Tile::kThreads;
+        thread = (threadIdx.x - Tile::kThreads) % Tile::kCopyThreads;  // the remainder tells the compiler its range
         first_row = thread / Tile::kRowVectors;
         vector = thread % Tile::kRowVectors;
     }
@@ -123,6 +123,13 @@ struct Copier {
         using Keys = Swizzle<Tile::kRowVectors>;
         const int key_sum = Keys::key_sum(first_row) + Keys::key_sum(i * Tile::kCopyRows) % Keys::kKeys;
         return Keys::at(first_row, vector, key_sum) + i * Tile::kCopyRows * Tile::kRowBytes;
+    }
+
+    // `from`, so many tokens further: one multiplication of 32 bits to 64.
+    static __device__ __forceinline__ const Element* token(const Element* from, int number) {
+        constexpr int kTokenBytes = Tile::kTokenStride * sizeof(Element);
+        return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(from) +
+                                                static_cast<long long>(number) * kTokenBytes);
     }
 
     __device__ __forceinline__ bool has_channels() const {
@@ -204,11 +211,12 @@ struct Copier {
         rows.fetch(thread, [&](int row) { return source.row(row); });
         Columns next;
         next.fetch(thread, [&](int row) { return source.column(row); });
+        wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
+        copy_plan(item);
         wait_for_inputs();
         const int drawn = kDraws ? draw() : Tile::kTickets;  // on its way while this item is copied
-        wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
         copy_queries(queries, rows, length);
-        copy_small(item, bias + channels);
+        if constexpr (Shape::kAddBias) copy_biases(bias + channels);
         publish(ticket, length, chunks);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const Columns fetched = next;
@@ -274,13 +282,13 @@ struct Copier {
     // they held: no fragment multiplies them. A column beyond the length may be multiplied, by nothing but zeros: its
     // values must be finite.
     __device__ __forceinline__ void copy_chunk(const Element* head_keys, const Columns& fetched, int length) const {
-        const Element* from = head_keys + vector * Tile::kVectorElements;
-        const unsigned to = shared.keys(slot.at);
+        const Element* from = opaque(head_keys + vector * Tile::kVectorElements);
+        const unsigned to = opaque(shared.keys(slot.at));
 #pragma unroll
         for (int i = 0; i < Columns::kCopies; ++i) {
             const int column = fetched.of(i, thread);
             if (!has_channels() || column < 0) continue;
-            const Element* key = from + column * Tile::kTokenStride;
+            const Element* key = token(from, column);
             if (Tile::kPadded && column >= length) {
                 copy_async<kVectorBytes>(to + Tile::kMatrixBytes + target(i), key, false);
                 continue;
@@ -302,18 +310,18 @@ struct Copier {
     // Rows that do not exist keep what they held: nothing of them is kept or stored. Rows beyond the length likewise:
     // they are stored as zeros, or, where sequences are packed, not at all.
     __device__ __forceinline__ void copy_queries(const Element* queries, const Rows& rows, int length) const {
-        const Element* from = queries + vector * Tile::kVectorElements;
-        const unsigned to = shared_address(shared.queries(buffer.at));
+        const Element* from = opaque(queries + vector * Tile::kVectorElements);
+        const unsigned to = opaque(shared_address(shared.queries(buffer.at)));
 #pragma unroll
         for (int i = 0; i < Rows::kCopies; ++i) {
             const int number = rows.of(i, thread);
             if (!has_channels() || number < 0 || (Tile::kPadded && number >= length)) continue;
-            copy_vector<0, 0>(to + target(i), from + number * Tile::kTokenStride);
+            copy_vector<0, 0>(to + target(i), token(from, number));
         }
     }
 
-    // Row numbers, their orders, the item, and the head's biases of queries and values.
-    __device__ __forceinline__ void copy_small(int item, const Element* head_bias) const {
+    // Row numbers, their orders and the item.
+    __device__ __forceinline__ void copy_plan(int item) const {
         copy_words<Tile::kTileRows>(shared_address(shared.rows(buffer.at)),
                                     reinterpret_cast<const unsigned*>(plan.rows + item * Tile::kTileRows));
         if constexpr (Tile::kPasses > 1) {
@@ -323,12 +331,14 @@ struct Copier {
         }
         copy_words<sizeof(Item) / 4>(shared_address(shared.item(buffer.at)),
                                      reinterpret_cast<const unsigned*>(plan.items + item));
-        if constexpr (Shape::kAddBias) {
-            for (int at = thread; at < 2 * Tile::kRowVectors; at += Tile::kCopyThreads) {
-                const Element* from = head_bias + at / Tile::kRowVectors * 2 * Tile::kWidth;
-                copy_async<kVectorBytes>(shared_address(shared.biases(buffer.at)) + at * kVectorBytes,
-                                         from + (has_channels() ? vector * Tile::kVectorElements : 0), has_channels());
-            }
+    }
+
+    // The head's biases of queries and values.
+    __device__ __forceinline__ void copy_biases(const Element* head_bias) const {
+        for (int at = thread; at < 2 * Tile::kRowVectors; at += Tile::kCopyThreads) {
+            const Element* from = head_bias + at / Tile::kRowVectors * 2 * Tile::kWidth;
+            copy_async<kVectorBytes>(shared_address(shared.biases(buffer.at)) + at * kVectorBytes,
+                                     from + (has_channels() ? vector * Tile::kVectorElements : 0), has_channels());
         }
     }
 

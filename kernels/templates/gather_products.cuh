@@ -112,16 +112,16 @@ struct Products {
     }
 
     // Writes the fragment's results to the 16 rows at `staging`: sums divided by the rows' totals, or zeros.
-    static __device__ __forceinline__ void stage(const char* staging, int lane, const Sums& sum, const float (&total)[2],
+    static __device__ __forceinline__ void stage(char* staging, int lane, const Sums& sum, const float (&total)[2],
                                                  const Element* bias) {
         const unsigned to = shared_address(staging) +
                             swizzled<Tile::kRowVectors>(lane % kFragmentRows, lane / kFragmentRows);
         float factor[2];
-        unsigned kept[2];  // all bits, or none of a row that keeps nothing, whatever its sums are
+        unsigned keeps[2];  // all bits, or none of a row that keeps nothing, whatever its sums are
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             factor[r] = __fdividef(1.0f, total[r]);
-            kept[r] = total[r] == 0.0f ? 0 : ~0u;
+            keeps[r] = total[r] == 0.0f ? 0 : ~0u;
         }
 #pragma unroll
         for (int n = 0; n < Tile::kSumTiles; n += 2) {
@@ -135,7 +135,7 @@ struct Products {
                     low += to_float(two[0]);
                     high += to_float(two[1]);
                 }
-                pairs[i] = pack_pair<Element>(low, high) & kept[r];
+                pairs[i] = pack_pair<Element>(low, high) & keeps[r];
             }
             store_matrices(at_depth(to, n / 2), pairs);
         }

@@ -182,7 +182,7 @@ class GemmTemplate:
         return KernelProgram(
             entry=self._entry(choice.run),
             source=self._source(workload, choice.run, problem, values),
-            headers=("common.cuh", "gemm.cuh"),
+            headers=("cluster.cuh", "common.cuh", "gemm.cuh"),
             grid=(geometry.blocks, 1, 1),
             block=(geometry.threads, 1, 1),
             shared_bytes=shared_bytes(values, workload.element.itemsize),

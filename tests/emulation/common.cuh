@@ -14,6 +14,7 @@
 #define blockIdx emulation::block_index
 #undef __launch_bounds__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 
 // ---- What CUDA C++ itself offers.
 
@@ -119,8 +120,16 @@ void store_floats(T* to, const float (&source)[V]) {
 }
 
 inline float exp2_fast(float x) { return exp2f(x); }
-inline void wait_for_inputs() {}  // launches follow one another
+inline void wait_for_inputs() { emulation::wait_for_inputs(); }
 inline void let_next_begin() {}
+template <class T>
+T opaque(T value) {
+    return value;
+}
+
+template <class T>
+void settle(T&) {}
+inline void settle(float, unsigned) {}
 inline float __log2f(float x) { return log2f(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 
@@ -144,6 +153,24 @@ template <int BYTES>
 void copy_async(unsigned to, const void* from, bool valid = true) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");
     emulation::copy_later(to, from, BYTES, valid);
+}
+
+inline void finish_copies() { emulation::finish_copies(); }
+
+inline uint4 load_vector(unsigned address) {
+    uint4 vector;
+    std::memcpy(&vector, emulation::shared_bytes("ld.shared.v4", address, 16), 16);
+    return vector;
+}
+
+inline float4 load_floats(unsigned address) {
+    float4 vector;
+    std::memcpy(&vector, emulation::shared_bytes("ld.shared.v4", address, 16), 16);
+    return vector;
+}
+
+inline void store_vector(unsigned address, uint4 vector) {
+    std::memcpy(emulation::shared_bytes("st.shared.v4", address, 16), &vector, 16);
 }
 
 // ---- Tensor cores.

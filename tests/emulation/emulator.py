@@ -1,6 +1,6 @@
 """Generated kernels on the CPU: their device code compiled by g++ for the machine of machine.h.
 
-`common.cuh`, `barriers.cuh` and `tf32.cuh` of the templates, which hold all PTX, are replaced by those of this folder.
+The headers of the templates that hold all PTX (REPLACED) are replaced by those of this folder.
 Whatever a kernel does wrong ends a process of its own, with a message, never the tests.
 """
 
@@ -25,11 +25,12 @@ from atoffer_rl.workload import Workload
 
 COMPILER = "g++"
 FOLDER = Path(__file__).parent
-REPLACED = ("common.cuh", "barriers.cuh", "tf32.cuh")
+REPLACED = ("common.cuh", "barriers.cuh", "cluster.cuh", "tf32.cuh", "wgmma.cuh")
 FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-w")
 CHECKS = ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all")
 """Vectors in memory that are misaligned, and registers that an array does not have."""
 SHARED_MEMORY = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)")
 SECONDS = 120
 START = """
 struct Pointer {
@@ -95,14 +96,21 @@ class EmulatedKernel:
         """What a plan or scratch array holds now."""
         return np.frombuffer(self._own[name], dtype)
 
+    def _inputs(self) -> str:
+        """A letter for each argument: p for plans, and for all where nobody waits; w for what must be waited for."""
+        plans = self.program.plan() if self.program.overlaps else self.program.arguments
+        return "".join("p" if name in plans else "w" for name in self.program.arguments)
+
     def _run(self, arguments: list[bytes]) -> list[bytes]:
         file = self.executable.with_suffix(".arguments")
         sizes = np.array([len(arguments), *map(len, arguments)], np.int64)
         file.write_bytes(b"".join([sizes.tobytes(), *arguments]))
         self.launches += 1
         grid, threads = self.program.grid[0], self.program.block[0]
-        numbers = grid, threads, self.program.shared_bytes, min(self.residents, grid), self.launches
-        _call([str(self.executable), str(file), *map(str, numbers)])
+        cluster = CLUSTER.search(self.program.source)
+        cluster_blocks = int(cluster[1]) if cluster else 1
+        numbers = grid, threads, self.program.shared_bytes, min(self.residents, grid), self.launches, cluster_blocks
+        _call([str(self.executable), str(file), *map(str, numbers), self._inputs()])
         ends = np.cumsum(sizes[1:]) + sizes.nbytes
         content = file.read_bytes()
         return [content[end - size : end] for end, size in zip(ends, sizes[1:], strict=True)]
@@ -138,7 +146,7 @@ class Emulator:
             arguments = ", ".join(f"Pointer{{arguments[{place}]}}" for place in range(len(program.arguments)))
             start = START.replace("ENTRY", program.entry).replace("ARGUMENTS", arguments)
             (folder / "kernel.cpp").write_text(_with_shared_memory(program.source) + start)
-            _compile(*CHECKS, folder / "kernel.cpp", self._machine, "-o", executable)
+            _compile(*CHECKS, f"-I{folder}", folder / "kernel.cpp", self._machine, "-o", executable)
         return executable
 
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include "barriers.cuh"
+#include "cluster.cuh"
 #include "common.cuh"
 #include "tf32.cuh"
+#include "wgmma.cuh"
 
 namespace atoffer {
 
@@ -68,6 +70,50 @@ __device__ inline void take_turns(int* counts, float* result) {
         while (load_acquired(counts + 1 - blockIdx.x) == 0) continue;
         result[blockIdx.x] = 1.0f;
     }
+}
+
+// Each block of a cluster of two leaves its number with the other; the second may be `gone` before.
+__device__ inline void exchange_numbers(char* memory, bool gone, float* result) {
+    const int rank = blockIdx.x % 2;
+    const unsigned place = shared_address(memory), barrier = place + kBarrierAt;
+    if (gone && rank == 1) return;
+    if (threadIdx.x == 0) {
+        start_barrier(barrier, 1);
+        arrive_expecting(barrier, 16);
+    }
+    if (!gone) synchronise_cluster();
+    for (int i = 0; gone && i < 1000; ++i) emulation::pause();
+    if (threadIdx.x > 0) return;
+    const float4 own = {static_cast<float>(blockIdx.x), 0.0f, 0.0f, 0.0f};
+    store_remote(remote_address(place, 1 - rank), own, remote_address(barrier, 1 - rank));
+    wait_phase(barrier, 0);
+    result[blockIdx.x] = *reinterpret_cast<const float*>(memory);
+}
+
+// product (64 x 64, float32) = a (64 x 16) * b (16 x 64), or times the transpose of b (64 x 16): both in shared memory, as
+// panels whose other columns are NaN. A warpgroup's; nothing of it is there before it is waited for.
+template <bool TRANSPOSED>
+__device__ inline void multiply_panels(char* memory, const __half* a, const __half* b, float* product) {
+    const unsigned start = (shared_address(memory) + 1023) / 1024 * 1024;
+    const auto place = [&](unsigned panel, int row, int column) {
+        return reinterpret_cast<__half*>(emulation::shared_bytes("a panel", start + panel + panel_offset(row, column / 8) +
+                                                                 column % 8 * 2, 2));
+    };
+    constexpr int kRows = TRANSPOSED ? 16 : 64, kColumns = TRANSPOSED ? 64 : 16;
+    for (int i = threadIdx.x; i < 64 * 16; i += kWarpgroupSize) {
+        *place(0, i / 16, i % 16) = a[i];
+        *place(64 * 128, i / kColumns, i % kColumns) = b[i];
+    }
+    __syncthreads();
+    float sum[32];
+    for (float& one : sum) one = -1.0f;
+    issue_product<__half, 64, TRANSPOSED>(sum, PanelDescriptor(start, 16).at(0),
+                                          PanelDescriptor(start + 64 * 128, kRows * 128).at(0), false);
+    commit_products();
+    if (sum[0] != -1.0f) emulation::fail("a product is there before it is waited for");
+    wait_products<0>();
+    const int row = threadIdx.x / kWarpSize * 16 + threadIdx.x % kWarpSize / 4;
+    for (int i = 0; i < 32; ++i) product[(row + i / 2 % 2 * 8) * 64 + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2] = sum[i];
 }
 
 }  // namespace atoffer

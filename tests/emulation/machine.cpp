@@ -43,7 +43,9 @@ public:
     }
 
     char* data() const { return data_; }
+    void allow(bool access) const { mprotect(first_, pages_, access ? PROT_READ | PROT_WRITE : PROT_NONE); }
     size_t bytes() const { return bytes_; }
+    bool holds(const void* address) const { return address >= data_ && address < data_ + bytes_; }
     bool fenced() const {
         const auto intact = [](char byte) { return byte == static_cast<char>(kFenceByte); };
         return std::all_of(first_, data_, intact) && std::all_of(data_ + bytes_, first_ + pages_, intact);
@@ -68,9 +70,11 @@ struct Thread {
     int number;
     bool done = false;
     const char* waits = "";             // for what
+    bool waited = false;                // for inputs
     const unsigned* counter = nullptr;  // goes on when this is no longer `seen`
     unsigned seen = 0;
-    std::deque<Copy> copies;  // begun, not complete
+    unsigned cluster_round = 0;  // of the cluster's meeting, when it announced itself
+    std::deque<Copy> copies;     // begun, not complete
 
     bool can_run() const { return !done && (counter == nullptr || *counter != seen); }
 };
@@ -90,6 +94,13 @@ struct Warp {
 struct Barrier {
     int expected, pending;
     unsigned phase;
+    int bytes;  // expected and not here yet
+
+    void end_phase_if_complete() {
+        if (pending > 0 || bytes > 0) return;
+        pending = expected;
+        ++phase;
+    }
 };
 
 struct Block {
@@ -112,6 +123,9 @@ static std::mt19937 source;
 static ucontext_t scheduler;
 static Thread* current = nullptr;
 static int idle_rounds = 0;
+static int cluster_blocks = 1;
+static std::map<int, Meeting> clusters;
+static std::vector<std::unique_ptr<Block>> blocks;  // that are resident
 static void* const* kernel_arguments;
 
 void fail(const char* format, ...) {
@@ -141,16 +155,17 @@ void pause() {
 
 int lane() { return current->number % kLanes; }
 
-// Whether the caller is the last of `expected`; the others wait for it.
-static bool meet(Meeting& meeting, int expected, const char* what) {
+// Counts the caller; says whether it is the last of `expected`.
+static bool count(Meeting& meeting, int expected) {
     changed();
-    if (++meeting.arrived == expected) {
-        meeting.arrived = 0;
-        ++meeting.round;
-        return true;
-    }
-    leave(what, &meeting.round);
-    return false;
+    if (++meeting.arrived < expected) return false;
+    meeting.arrived = 0;
+    ++meeting.round;
+    return true;
+}
+
+static void meet(Meeting& meeting, int expected, const char* what) {
+    if (!count(meeting, expected)) leave(what, &meeting.round);
 }
 
 const char* exchange(const char* operation, const void* value, int bytes) {
@@ -189,6 +204,8 @@ void synchronise(int name, int threads) {
          "a named barrier");
 }
 
+void announce(int name, int threads) { count(current->block->meetings[name], threads); }
+
 void copy_later(unsigned to, const void* from, int bytes, bool valid) {
     shared_bytes("a copy", to, bytes);
     if (reinterpret_cast<uintptr_t>(from) % bytes != 0) fail("a copy of %d bytes from a misaligned address", bytes);
@@ -204,16 +221,14 @@ static Barrier& barrier_at(Block& block, unsigned address) {
 
 void start_barrier(unsigned address, int arrivals) {
     shared_bytes("a barrier", address, 8);
-    current->block->barriers[address] = {arrivals, arrivals, 0};
+    current->block->barriers[address] = {arrivals, arrivals, 0, 0};
 }
 
 static void arrive_at(Block& block, unsigned address) {
     Barrier& barrier = barrier_at(block, address);
     changed();
-    if (--barrier.pending == 0) {
-        barrier.pending = barrier.expected;
-        ++barrier.phase;
-    }
+    --barrier.pending;
+    barrier.end_phase_if_complete();
 }
 
 void arrive(unsigned address) {
@@ -235,16 +250,84 @@ bool phase_over(unsigned address, int parity) {
     return static_cast<int>(barrier_at(*current->block, address).phase % 2) != parity;
 }
 
+// ---- Clusters.
+
+static Meeting& cluster_of(const Block& block) { return clusters[block.number / cluster_blocks]; }
+
+void announce_to_cluster() {
+    Meeting& meeting = cluster_of(*current->block);
+    current->cluster_round = meeting.round;
+    count(meeting, cluster_blocks * static_cast<int>(current->block->threads.size()));
+    pause();
+}
+
+void await_cluster() {
+    Meeting& meeting = cluster_of(*current->block);
+    if (meeting.round == current->cluster_round) leave("its cluster", &meeting.round);
+}
+
+static Block& block_of_rank(int rank) {
+    if (rank >= cluster_blocks) fail("a cluster of %d blocks has no block %d", cluster_blocks, rank);
+    const int number = current->block->number / cluster_blocks * cluster_blocks + rank;
+    for (const auto& block : blocks) {
+        if (block->number == number) return *block;
+    }
+    fail("block %d has no shared memory: it has not begun, or has ended", number);
+}
+
+char* remote_bytes(Remote remote, int bytes) {
+    shared_bytes("a remote access", remote.address, bytes);
+    return block_of_rank(remote.rank).shared->data() + (remote.address - kSharedBase);
+}
+
+void arrive_expecting(unsigned address, int bytes) {
+    barrier_at(*current->block, address).bytes += bytes;
+    arrive(address);
+}
+
+void store_remote(Remote to, const void* from, Remote barrier) {
+    std::memcpy(remote_bytes(to, kVectorBytes), from, kVectorBytes);
+    Barrier& counts = barrier_at(block_of_rank(barrier.rank), barrier.address);
+    changed();
+    counts.bytes -= kVectorBytes;
+    counts.end_phase_if_complete();
+    pause();
+}
+
+// ---- Inputs: tensors that earlier launches may still write lie on pages that a thread may touch once it has waited.
+
+static std::vector<const Guarded*> inputs;
+static bool inputs_open = true;
+
+static void open_inputs(bool open) {
+    if (open == inputs_open) return;
+    for (const Guarded* tensor : inputs) tensor->allow(open);
+    inputs_open = open;
+}
+
+void wait_for_inputs() {
+    current->waited = true;
+    open_inputs(true);
+}
+
 // ---- The device: resident blocks take turns.
 
 static void complete(Block& block, const Copy& copy) {
     changed();
     if (copy.bytes == 0) return arrive_at(block, copy.to);
+    open_inputs(true);  // who began it could touch them
     char* to = block.shared->data() + (copy.to - kSharedBase);
     if (copy.from != nullptr) {
         std::memcpy(to, copy.from, copy.bytes);
     } else {
         std::memset(to, 0, copy.bytes);
+    }
+}
+
+void finish_copies() {
+    while (!current->copies.empty()) {
+        complete(*current->block, current->copies.front());
+        current->copies.pop_front();
     }
 }
 
@@ -265,6 +348,7 @@ static void thread_entry() {
 
 static void resume(Thread& thread) {
     current = &thread;
+    open_inputs(thread.waited);
     thread_index = {thread.number, 0, 0};
     block_index = {thread.block->number, 0, 0};
     swapcontext(&scheduler, &thread.context);
@@ -303,7 +387,7 @@ static std::unique_ptr<Block> start_block(int number, int threads, Guarded* shar
     return block;
 }
 
-static void report_deadlock(const std::vector<std::unique_ptr<Block>>& blocks) {
+static void report_deadlock() {
     fprintf(stderr, "deadlock\n");
     for (const auto& block : blocks) {
         for (size_t warp = 0; warp < block->warps.size(); ++warp) {
@@ -320,7 +404,7 @@ static void report_deadlock(const std::vector<std::unique_ptr<Block>>& blocks) {
 }
 
 static void run_grid(int grid, int threads, size_t shared_bytes, int residents) {
-    std::vector<std::unique_ptr<Block>> blocks;
+    if (residents < cluster_blocks) fail("a cluster of %d blocks needs as many resident ones", cluster_blocks);
     std::vector<Guarded> memories;
     std::vector<char*> stacks;
     for (int place = 0; place < residents; ++place) {
@@ -338,7 +422,7 @@ static void run_grid(int grid, int threads, size_t shared_bytes, int residents) 
         }
         std::shuffle(warps.begin(), warps.end(), source);
         for (const auto& [block, warp] : warps) run_warp(*block, warp);
-        if (++idle_rounds > kPatience) report_deadlock(blocks);
+        if (++idle_rounds > kPatience) report_deadlock();
         for (auto& block : blocks) {
             if (!block->over()) continue;
             if (!block->shared->fenced()) fail("block %d wrote behind its shared memory", block->number);
@@ -351,6 +435,9 @@ static void run_grid(int grid, int threads, size_t shared_bytes, int residents) 
 }
 
 static void trespass(int, siginfo_t* info, void*) {
+    for (const Guarded* tensor : inputs) {
+        if (!inputs_open && tensor->holds(info->si_addr)) fail("an input is touched before inputs are waited for");
+    }
     fail("there is nothing at %p: outside of every tensor and of shared memory", info->si_addr);
 }
 
@@ -372,13 +459,14 @@ static void transfer(size_t moved, size_t expected) {
     if (moved != expected) emulation::fail("the file of arguments is cut off");
 }
 
-// machine FILE GRID THREADS SHARED_BYTES RESIDENTS SEED: one launch. FILE holds, as 64-bit numbers, how many arguments
-// there are and the bytes of each, then the arguments, which are written back.
+// machine FILE GRID THREADS SHARED_BYTES RESIDENTS SEED CLUSTER_BLOCKS INPUTS: one launch. FILE holds, as 64-bit numbers,
+// how many arguments there are and the bytes of each, then the arguments, which are written back. INPUTS has a letter for
+// each: w if it may be touched only when inputs have been waited for, else p.
 int main(int count, char** words) {
     using namespace emulation;
-    if (count != 7) fail("wrong number of arguments");
-    int64_t numbers[5];
-    for (int i = 0; i < 5; ++i) numbers[i] = std::atoll(words[i + 2]);
+    if (count != 9) fail("wrong number of arguments");
+    int64_t numbers[6];
+    for (int i = 0; i < 6; ++i) numbers[i] = std::atoll(words[i + 2]);
     FILE* file = std::fopen(words[1], "r+b");
     if (file == nullptr) fail("cannot open %s", words[1]);
     int64_t arrays = 0;
@@ -393,10 +481,15 @@ int main(int count, char** words) {
         pointers.push_back(tensors.back().data());
         transfer(std::fread(pointers.back(), 1, size, file), size);
     }
+    for (int64_t i = 0; i < arrays; ++i) {
+        if (words[8][i] == 'w') inputs.push_back(&tensors[i]);
+    }
     kernel_arguments = pointers.data();
     source.seed(numbers[4]);
+    cluster_blocks = numbers[5];
     watch_memory();
     run_grid(numbers[0], numbers[1], numbers[2], numbers[3]);
+    open_inputs(true);
     std::fseek(file, start, SEEK_SET);
     for (const Guarded& tensor : tensors) {
         if (!tensor.fenced()) fail("argument %d was written behind its end", static_cast<int>(&tensor - tensors.data()));

@@ -6,8 +6,9 @@
 // take turns in the same way; where one ends, the next begins.
 //
 //   modelled      collectives of a warp, which its 32 lanes reach together or never; named barriers; barriers in shared
-//                 memory with their phases; asynchronous copies, which complete late, in the order of their thread;
-//                 shared memory that starts as NaN; ends of tensors and of shared memory, behind which nothing is
+//                 memory with their phases; clusters and each other's shared memory; asynchronous copies, which complete
+//                 late, in the order of their thread; shared memory that starts as NaN; ends of tensors and of shared
+//                 memory, behind which nothing is; tensors that nobody may touch before it has waited for inputs
 //   not modelled  true concurrency: between two waits a thread is alone, and all see its writes at once and in order;
 //                 caches, banks, registers, rounding inside an mma (sums are exact, then rounded), divergence that
 //                 ends before the next collective
@@ -71,13 +72,41 @@ char* shared_bytes(const char* operation, unsigned address, int bytes);
 // Waits for `threads` threads of the block that name the same barrier; 0 threads are all of them.
 void synchronise(int name, int threads);
 
+// Counts as one of them, and does not wait.
+void announce(int name, int threads);
+
 void copy_later(unsigned to, const void* from, int bytes, bool valid);
+void finish_copies();
 
 void start_barrier(unsigned address, int arrivals);
 void arrive(unsigned address);
 void arrive_after_copies(unsigned address);
 void wait_phase(unsigned address, int parity);
 bool phase_over(unsigned address, int parity);
+
+// Waits for this block's launch to be allowed to touch what earlier launches wrote: tensors, all but plans.
+void wait_for_inputs();
+
+// ---- Clusters: so many blocks of neighbouring numbers.
+
+// Counts this thread as one that has come; await_cluster waits for all threads of the cluster to have come since.
+void announce_to_cluster();
+void await_cluster();
+
+// A device address in the shared memory of the cluster's block `rank`.
+struct Remote {
+    int rank;
+    unsigned address;
+};
+
+// The bytes there; the block must be resident.
+char* remote_bytes(Remote remote, int bytes);
+
+// Arrives at a barrier of this block, whose phase ends when so many bytes have been stored there, too.
+void arrive_expecting(unsigned address, int bytes);
+
+// Stores 16 bytes, which a barrier of that block counts.
+void store_remote(Remote to, const void* from, Remote barrier);
 
 // Says that a number in memory changed for which others may wait.
 void changed();

@@ -18,6 +18,13 @@ extern "C" __global__ void entry(const __half* a, const __half* b, const int* fa
     if (*fault == 100) return atoffer::take_turns(counts, result);
     if (*fault == 103) return atoffer::multiply_tf32(a, b, result);
     if (*fault == 101) return atoffer::read_early(memory, a, result);
+    if (*fault == 104 || *fault == 105) return atoffer::exchange_numbers(memory, *fault == 105, result);
+    if (*fault == 106) return atoffer::multiply_panels<false>(memory, a, b, result);
+    if (*fault == 107) return atoffer::multiply_panels<true>(memory, a, b, result);
+    if (*fault == 108) {
+        result[threadIdx.x] = 1.0f;
+        return atoffer::wait_for_inputs();
+    }
     if (*fault == 102) while (true) ++*const_cast<volatile int*>(counts);
     atoffer::misuse(*fault, memory, a, result);
 }
@@ -25,7 +32,7 @@ extern "C" __global__ void entry(const __half* a, const __half* b, const int* fa
 PROGRAM = KernelProgram(
     entry="entry",
     source=SOURCE,
-    headers=("common.cuh", "barriers.cuh", "tf32.cuh"),
+    headers=("common.cuh", "barriers.cuh", "cluster.cuh", "panels.cuh", "tf32.cuh", "wgmma.cuh"),
     grid=(1, 1, 1),
     block=(32, 1, 1),
     shared_bytes=SHARED_BYTES,
@@ -38,13 +45,14 @@ PROGRAM = KernelProgram(
 def launch(emulator):
     """Launches one of the small kernels; its matrices, and its result."""
 
-    def launch(fault, residents=1, **changes):
+    def launch(fault, residents=1, shapes=((16, 16), (16, 8), (128,)), **changes):
         source = np.random.default_rng(0)
+        a, b, result = shapes
         tensors = {
-            "a": source.integers(-8, 8, (16, 16)).astype(np.float16),
-            "b": source.integers(-8, 8, (16, 8)).astype(np.float16),
+            "a": source.integers(-8, 8, a).astype(np.float16),
+            "b": source.integers(-8, 8, b).astype(np.float16),
             "fault": np.array([fault], np.int32),
-            "result": np.zeros(128, np.float32),
+            "result": np.zeros(result, np.float32),
         }
         sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
         program = replace(PROGRAM, **changes)
@@ -66,6 +74,20 @@ def test_a_product_in_tf32(launch):
     tensors = launch(103)
     expected = tensors["a"][:, :8].astype(np.float32) @ tensors["b"][:8].astype(np.float32)
     np.testing.assert_array_equal(tensors["result"].reshape(16, 8), expected)
+
+
+@pytest.mark.parametrize(("fault", "b"), [(106, (64, 16)), (107, (16, 64))])
+def test_a_warpgroups_product_of_panels(launch, fault, b):
+    shapes, room = ((64, 16), b, (64, 64)), 1024 + 128 * 128
+    tensors = launch(fault, shapes=shapes, block=(128, 1, 1), shared_bytes=room)
+    left, right = tensors["a"].astype(np.float32), tensors["b"].astype(np.float32)
+    np.testing.assert_array_equal(tensors["result"], left @ (right.T if fault == 106 else right))
+
+
+def test_inputs_are_waited_for(launch):
+    assert launch(108)["result"][:32].all()
+    with pytest.raises(EmulationError, match="an input is touched before inputs are waited for"):
+        launch(108, overlaps=True, plan=lambda: {"fault": np.array([108], np.int32)})
 
 
 def test_shared_memory_is_nan_until_a_copy_is_waited_for(launch):
@@ -107,6 +129,21 @@ def test_resident_blocks_take_turns(launch):
 def test_blocks_that_wait_for_later_ones_wait_for_ever(launch):
     with pytest.raises(EmulationError, match="deadlock"):
         launch(100, residents=1, grid=(2, 1, 1))
+
+
+CLUSTERS = {"source": SOURCE.replace("__global__ void", "__global__ void __cluster_dims__(2, 1, 1)"), "grid": (4, 1, 1)}
+
+
+@pytest.mark.parametrize("residents", [2, 3, 4])
+def test_blocks_of_a_cluster_store_into_each_other(launch, residents):
+    assert launch(104, residents, **CLUSTERS)["result"][:4].tolist() == [1, 0, 3, 2]
+
+
+def test_a_block_that_has_ended_has_no_shared_memory(launch):
+    with pytest.raises(EmulationError, match="needs as many resident ones"):
+        launch(104, 1, **CLUSTERS)
+    with pytest.raises(EmulationError, match="block 1 has no shared memory: it has not begun, or has ended"):
+        launch(105, 2, source=CLUSTERS["source"], grid=(2, 1, 1))
 
 
 def test_what_does_not_compile_says_why(emulator):

@@ -169,6 +169,12 @@ def test_trials_between_drifting_anchors_are_taken_again(make: Make, tmp_path: P
     assert len(list(measurer.store.trials())) == 2
 
 
+def test_clocks_that_follow_the_load_do_not_go_on_for_ever(make: Make, tmp_path: Path) -> None:
+    measurer = make(anchors_us=(10.0, 11.0) * 10)
+    assert measurer.measure([request(planted_jobs.GOOD)])[0].ok
+    assert asked(tmp_path).count(str(request(planted_jobs.GOOD).choice)) == 3
+
+
 def test_anchors_that_moved_for_good_become_the_reference(make: Make) -> None:
     measurer = make(anchors_us=(10.0, 11.0))
     assert measurer.measure([request(planted_jobs.GOOD)])[0].ok

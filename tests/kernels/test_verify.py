@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from atoffer_rl.kernels import verify
-from atoffer_rl.kernels.reference import Inputs
-from atoffer_rl.kernels.verify import compare, verify_launchable
+from atoffer_rl.kernels.reference import Inputs, run_reference
+from atoffer_rl.kernels.verify import Examiner, compare
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
 
@@ -18,9 +18,13 @@ ATTENTION, SCORES, DENSE, TWO_RESULTS = Run(2, 6), Run(2, 3), Run(12, 13), Run(8
 PADDED = replace(SMALL, lengths="list:20/6")
 
 
+def judged(workload, run, launchable):
+    return Examiner(workload, run, device=CPU).judge(launchable)
+
+
 @pytest.mark.parametrize("run", [ATTENTION, SCORES, DENSE, TWO_RESULTS])
 def test_the_truth_passes(run, honest):
-    verdict = verify_launchable(SMALL, run, honest(SMALL, run), device=CPU)
+    verdict = judged(SMALL, run, honest(SMALL, run))
     assert verdict.passed, verdict.reason
     assert 0 < verdict.max_error <= verdict.error_budget
 
@@ -71,7 +75,7 @@ def overwrite_residual(tensors, pointers):
     ],
 )
 def test_every_spoiled_result_fails(run, spoil, reason, honest):
-    verdict = verify_launchable(SMALL, run, honest(SMALL, run, spoil), device=CPU)
+    verdict = judged(SMALL, run, honest(SMALL, run, spoil))
     assert not verdict.passed
     assert reason in verdict.reason
 
@@ -84,20 +88,20 @@ def write_beyond(tensors, pointers):
 @pytest.mark.parametrize("run", [Run(2, 3), Run(3, 4), Run(2, 6), Run(4, 6), Run(1, 8)])
 def test_the_truth_about_padded_sequences_passes(run, honest):
     for workload in (PADDED, replace(SMALL, lengths="uniform:shortest=0")):
-        verdict = verify_launchable(workload, run, honest(workload, run), device=CPU)
+        verdict = judged(workload, run, honest(workload, run))
         assert verdict.passed, verdict.reason
 
 
 @pytest.mark.parametrize(("run", "reason"), [(Run(2, 6), "merged is off by"), (Run(2, 3), "-inf exactly where")])
 def test_rows_of_attention_beyond_a_length_must_be_empty(run, reason, honest):
-    assert reason in verify_launchable(PADDED, run, honest(PADDED, run, write_beyond), device=CPU).reason
-    full = verify_launchable(PADDED, run, honest(SMALL, run), device=CPU)
+    assert reason in judged(PADDED, run, honest(PADDED, run, write_beyond)).reason
+    full = judged(PADDED, run, honest(SMALL, run))
     assert not full.passed
 
 
 def test_rows_of_other_results_beyond_a_length_may_be_anything(honest):
     run = Run(2, 8)
-    assert verify_launchable(PADDED, run, honest(PADDED, run, write_beyond), device=CPU).passed
+    assert judged(PADDED, run, honest(PADDED, run, write_beyond)).passed
 
 
 PACKED = replace(SMALL, lengths="list:13/6", packed=True)
@@ -106,7 +110,7 @@ PACKED = replace(SMALL, lengths="list:13/6", packed=True)
 @pytest.mark.parametrize("run", [Run(1, 6), Run(2, 6), Run(2, 8), Run(0, 14), DENSE])
 def test_the_truth_about_packed_sequences_passes(run, honest):
     for workload in (PACKED, replace(PACKED, lengths="uniform:shortest=0"), replace(PACKED, lengths="list:20/20")):
-        verdict = verify_launchable(workload, run, honest(workload, run), device=CPU)
+        verdict = judged(workload, run, honest(workload, run))
         assert verdict.passed, verdict.reason
 
 
@@ -120,12 +124,12 @@ def spoil_the_second_sequence(tensors, pointers):
 
 @pytest.mark.parametrize(("spoil", "passes"), [(write_beyond_all_sequences, True), (spoil_the_second_sequence, False)])
 def test_rows_of_packed_sequences_alone_are_judged(spoil, passes, honest):
-    assert verify_launchable(PACKED, ATTENTION, honest(PACKED, ATTENTION, spoil), device=CPU).passed == passes
+    assert judged(PACKED, ATTENTION, honest(PACKED, ATTENTION, spoil)).passed == passes
 
 
 def test_padded_sequences_are_not_packed_ones(honest):
     padded = replace(PACKED, packed=False)
-    assert "is off by" in verify_launchable(PACKED, ATTENTION, honest(padded, ATTENTION), device=CPU).reason
+    assert "is off by" in judged(PACKED, ATTENTION, honest(padded, ATTENTION)).reason
 
 
 def test_budget_is_twice_the_eager_error_and_one_epsilon():
@@ -148,6 +152,30 @@ def test_an_eager_result_that_overflows_earns_no_budget():
     assert not compare(torch.tensor([1.0, 0.0]), reference, reference.half(), 2.0**-10).passed
 
 
+@pytest.mark.parametrize("workload", [SMALL, PADDED, PACKED])
+def test_an_examiner_keeps_what_is_small_and_judges_alike(workload, honest, monkeypatch):
+    computed = []
+
+    def counted(*arguments):
+        computed.append(arguments)
+        return run_reference(*arguments)
+
+    monkeypatch.setattr(verify, "run_reference", counted)
+    keeps = Examiner(workload, ATTENTION, device=CPU)
+    monkeypatch.setattr(verify, "MOST_KEPT_BYTES", 0)
+    forgets = Examiner(workload, ATTENTION, device=CPU)
+    for spoil in (None, shift_column, None):
+        launchable = honest(workload, ATTENTION, *([spoil] if spoil else []))
+        verdict = keeps.judge(launchable)
+        once = len(computed)
+        assert verdict == keeps.judge(launchable)
+        assert len(computed) == once
+        assert verdict == forgets.judge(launchable)
+        assert len(computed) > once
+        assert verdict.passed == (spoil is None)
+        computed.clear()
+
+
 @pytest.mark.parametrize("out", [torch.nan, torch.inf, 0.0])
 def test_minus_infinity_must_stand_where_the_reference_has_it(out):
     reference = torch.tensor([1.0, -torch.inf], dtype=torch.float64)
@@ -158,8 +186,8 @@ def test_minus_infinity_must_stand_where_the_reference_has_it(out):
 def test_small_results_take_eagers_error_over_more_draws(honest, monkeypatch):
     def eager_error(draws, seed):
         monkeypatch.setattr(verify, "MOST_DRAWS", draws)
-        judged = verify._launch_and_compare(SMALL, DENSE, honest(SMALL, DENSE), Inputs.RANDOM, seed, CPU)
-        return judged[verify.EAGER_ERROR].item()
+        question = Examiner(SMALL, DENSE, seed, CPU).question(Inputs.RANDOM)
+        return question.ask(honest(SMALL, DENSE))[verify.EAGER_ERROR].item()
 
     errors = [(eager_error(8, seed), eager_error(1, seed)) for seed in range(3)]
     assert all(many >= one for many, one in errors)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "barriers.cuh"
+#include "cluster.cuh"
 #include "registers.cuh"
 #include "wgmma.cuh"
 
@@ -18,6 +19,7 @@ constexpr int kPanelElements = 64;
 constexpr int kPanelRowBytes = 128;
 constexpr int kPanelAlignment = 1024;
 constexpr int kBarrierBytes = 8;
+constexpr int kRowFloats = 4;  // beside its sums, what a thread tells of its rows: two maxima, two totals
 constexpr float kSlackLog2 = 8.0f;  // where sums are rescaled lazily, exponentials are at most 2^8
 
 // Which columns a tile needs: see Reach of block_plan.py.
@@ -30,19 +32,22 @@ struct Blocking {
     static constexpr int kRows = Shape::kRows, kColumns = Shape::kColumns, kStages = Shape::kStages;
 
     static constexpr int kGroups = kRows / kWarpgroupRows;
-    static constexpr int kSplits = Shape::kSplits;  // warpgroups that compute the same 64 rows, each with a ring of its own
-    static constexpr int kThreads = (kGroups * kSplits + Shape::kLoader) * kWarpgroupSize;
-    static constexpr int kRingThreads = kSplits > 1 ? kWarpgroupSize : kThreads;
-    static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kRingThreads;
+    static constexpr int kRanks = Shape::kSplits;  // thread blocks of a cluster, which share the same 64 rows
+    static constexpr int kThreads = (kGroups + Shape::kLoader) * kWarpgroupSize;
+    static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kThreads;
     // Where all threads copy: blocks on their way beyond the one whose scores are computed. The buffer to be filled is
     // then that of the block before last, which no warpgroup needs for long any more.
     static constexpr int kAhead = kStages - 2;
 
     static constexpr int kTiles = (kSeqLen + kRows - 1) / kRows;
-    static constexpr int kEndEntries = 8;  // that end a list: each warpgroup looks two of its blocks ahead
+    static constexpr int kEndEntries = 8;  // that end a list: each rank looks two of its blocks ahead
     static constexpr int kListEntries = 1 + (kSeqLen + kColumns - 1) / kColumns + kEndEntries;
     static constexpr int kReach = Shape::kReach;
-    static constexpr int kStoreBarrier = 15;  // beyond those of queries and turns
+    // Whether tiles and the sequence end where blocks do, and a rule gives the blocks: then all columns are needed.
+    static constexpr bool kAlwaysWhole =
+        kSeqLen % kColumns == 0 && (kReach == kSequence || (kReach == kDiagonal && kRows % kColumns == 0));
+    // Named barriers: 0 is everybody's; a turn's and a tile's queries are each warpgroup's.
+    static constexpr int kTurnBarrier = 1, kQueryBarrier = kTurnBarrier + kGroups, kStoreBarrier = kQueryBarrier + kGroups;
     static constexpr int kWidth = kHeads * kHeadDim;
     static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
 
@@ -51,27 +56,35 @@ struct Blocking {
     static constexpr int kPanelBytes = kColumns * kPanelRowBytes;  // of keys or values
     static constexpr int kMatrixBytes = kPanels * kPanelBytes;
     static constexpr int kRowWords = kColumns / kWordBits;
+    // Queries that need no bias are copied to where products take them from; else they come by way of registers.
+    static constexpr bool kCopiesQueries = Shape::kSharedQueries && !Shape::kAddBias;
     static constexpr int kQueryPanelBytes = kWarpgroupRows * kPanelRowBytes;
     static constexpr int kQueryBytes = Shape::kSharedQueries ? kGroups * kPanels * kQueryPanelBytes : 0;
 
-    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, barriers; again for each
-    // ring. A ring's stages hold its warpgroup's results in the end.
+    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, barriers; partial results,
+    // those of the other ranks for the rows that this one finishes. The stages hold what is stored in the end.
     static constexpr int kStagesAt = kQueryBytes;
     static constexpr int kBarriersAt = kStagesAt + kStages * 2 * kMatrixBytes;
-    static constexpr int kRingBytes =
-        (kBarriersAt + kStages * 3 * kBarrierBytes + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
-    static constexpr int kResultFloats = kHeadDim / 2 + 4;  // a thread's sums, maxima and totals
+    static constexpr int kPartialBarrierAt = kBarriersAt + kStages * 3 * kBarrierBytes;
+    static constexpr int kPartialsAt = (kPartialBarrierAt + kBarrierBytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
+    static constexpr int kFinishedWarps = kWarpgroupSize / kWarpSize / kRanks;  // whose rows a rank finishes
+    static constexpr int kPartialVectors = (kHeadDim / 2 + kRowFloats) / 4;     // a thread's
+    static constexpr int kPartialBytes = kPartialVectors * kWarpSize * kVectorBytes;  // a warp's
+    static constexpr int kPartialsBytes = (kRanks - 1) * kFinishedWarps * kPartialBytes;
+    static constexpr int kSharedBytes =
+        kPanelAlignment + (kRanks > 1 ? kPartialsAt + kPartialsBytes : kPartialBarrierAt);
 
     static_assert(sizeof(Element) == 2, "tensor cores take 16-bit elements");
     static_assert(kHeadDim == 64 || kHeadDim == 128, "heads are one or two panels wide");
     static_assert(kRows % kWarpgroupRows == 0, "a warpgroup covers 64 rows");
     static_assert(kColumns % kWordBits == 0, "a row of a bitmap is whole words");
     static_assert(kStages >= (Shape::kLoader ? 2 : 3), "a block is copied while two others are in use");
-    static_assert(kSplits == 1 || (kGroups == 1 && !Shape::kLoader && !Shape::kSharedQueries),
-                  "warpgroups that share rows copy for themselves and have the queries in registers");
-    static_assert(2 * kSplits <= kEndEntries, "what is read ahead of a list's end is there");
+    static_assert(kSharedBytes == Shape::kSharedBytes, "the launch asks for the shared memory that is laid out");
+    static_assert(kStoreBarrier < 16, "there are 16 named barriers");
+    static_assert(kRanks == 1 || (kGroups == 1 && !Shape::kLoader),
+                  "ranks that share rows have one warpgroup, which copies for itself");
+    static_assert(2 * kRanks <= kEndEntries, "what is read ahead of a list's end is there");
     static_assert(kRows * kRowVectors * kVectorBytes <= kBarriersAt, "a ring has room for the tile's results");
-    static_assert(kResultFloats * kWarpgroupSize * 4 <= kBarriersAt - kStagesAt, "a ring has room for results");
     static_assert(Shape::kLoader || (kRows - kWarpgroupRows + kColumns - 1) / kColumns <= kAhead,
                   "a warpgroup that ends at its diagonal has begun all copies that the others wait for");
 };
@@ -103,12 +116,24 @@ struct Ring {
     __device__ __forceinline__ unsigned values_here(int stage) const { return keys_here(stage) + kBarrierBytes; }
     __device__ __forceinline__ unsigned emptied(int stage) const { return keys_here(stage) + 2 * kBarrierBytes; }
 
+    // Where rank `to`, which finishes the rows of warp `warp`, has the partial results that rank `from` found for them.
+    __device__ __forceinline__ unsigned partial(int from, int to, int warp) const {
+        const int place = (from - to - 1 + Block::kRanks) % Block::kRanks;  // among the others
+        return base + Block::kPartialsAt +
+               (place * Block::kFinishedWarps + warp % Block::kFinishedWarps) * Block::kPartialBytes;
+    }
+    __device__ __forceinline__ unsigned partials_here() const { return base + Block::kPartialBarrierAt; }
+
     __device__ __forceinline__ void initialise() const {
 #pragma unroll
         for (int stage = 0; stage < Block::kStages; ++stage) {
             start_barrier(keys_here(stage), Block::kCopyThreads);
             start_barrier(values_here(stage), Block::kCopyThreads);
             start_barrier(emptied(stage), Block::kGroups * kWarpgroupSize / kWarpSize);  // one arrival a warp
+        }
+        if constexpr (Block::kRanks > 1) {
+            start_barrier(partials_here(), 1);
+            arrive_expecting(partials_here(), Block::kPartialsBytes);
         }
     }
 };
@@ -140,12 +165,12 @@ struct Task {
     int count;  // of column blocks
     const Entry<Shape>* entries;
 
-    __device__ __forceinline__ void read(const Entry<Shape>* lists) {
+    __device__ __forceinline__ void read(const Entry<Shape>* lists, int number) {
         constexpr int kPairs = Shape::kBatch * Block::kHeads;
         constexpr int kAtOnce = Shape::kPairsAtOnce;
-        const int first_pair = static_cast<int>(blockIdx.x) / (kAtOnce * Block::kTiles) * kAtOnce;
+        const int first_pair = number / (kAtOnce * Block::kTiles) * kAtOnce;
         const int pairs = min(kAtOnce, kPairs - first_pair);
-        const int within = static_cast<int>(blockIdx.x) - first_pair * Block::kTiles;
+        const int within = number - first_pair * Block::kTiles;
         head = (first_pair + within % pairs) % Block::kHeads;
         batch = (first_pair + within % pairs) / Block::kHeads;
         const int mask = Shape::kMaskBatches == 1 ? 0 : batch;
@@ -173,10 +198,11 @@ struct Task {
     static __device__ __forceinline__ int blocks_before(int column) {
         return (column + Block::kColumns - 1) / Block::kColumns;
     }
-    // Of the head's first query, and of the tile's first result, in elements.
-    __device__ __forceinline__ int queries_at() const {
+    // In elements: where the head's first query, the tile's first query, and its first result are.
+    __device__ __forceinline__ int head_at() const {
         return batch * Block::kSeqLen * Block::kTokenStride + head * Block::kHeadDim;
     }
+    __device__ __forceinline__ int queries_at() const { return head_at() + first_row() * Block::kTokenStride; }
     __device__ __forceinline__ int result_at() const {
         return Shape::kMerged ? (batch * Block::kSeqLen + first_row()) * Block::kWidth + head * Block::kHeadDim
                               : ((batch * Block::kHeads + head) * Block::kSeqLen + first_row()) * Block::kHeadDim;

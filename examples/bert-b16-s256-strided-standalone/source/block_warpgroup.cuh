@@ -38,6 +38,7 @@ struct Warpgroup {
     static constexpr int kStagedPanelBytes = kWarpRows * kPanelRowBytes;
 
     int lane, group, tile_row;  // tile_row: of this lane's first row; its second is 8 further
+    int query_at;               // where this lane's first vector of queries is
     unsigned query[kDepthSteps][4];
     unsigned shared_queries;  // address
     float scores[Block::kColumns / 2];
@@ -52,11 +53,15 @@ struct Warpgroup {
         uint4 vectors[kVectorGroups][2];
     };
 
-    __device__ __forceinline__ void start(unsigned base, int warpgroup) {
+    __device__ __forceinline__ void start(unsigned base, int warpgroup, const Task<Shape>& task) {
         lane = threadIdx.x % kWarpSize;
         group = warpgroup;
-        tile_row = group * kWarpgroupRows + threadIdx.x % kWarpgroupSize / kWarpSize * 16 + lane / kQuad;
+        tile_row = group * kWarpgroupRows + threadIdx.x % kWarpgroupSize / kWarpSize * kWarpRows + lane / kQuad;
         shared_queries = base + group * Block::kPanels * Block::kQueryPanelBytes;
+        if constexpr (!Block::kCopiesQueries) {
+            query_at = task.queries_at() + tile_row * Block::kTokenStride + lane % kQuad * kVectorElements;
+            settle(query_at);
+        }
 #pragma unroll
         for (int i = 0; i < Block::kHeadDim / 2; ++i) sum[i] = 0.0f;
 #pragma unroll
@@ -66,21 +71,20 @@ struct Warpgroup {
         }
     }
 
-    // Reads whole vectors and adds the bias. Rows beyond the sequence are zeros. `queries` points at the tile's first
-    // query of this head.
-    __device__ __forceinline__ void fetch_queries(Fetched& fetched, const Element* queries, const Element* bias,
+    // Reads whole vectors and adds the bias. Rows beyond the sequence are zeros.
+    __device__ __forceinline__ void fetch_queries(Fetched& fetched, const Element* qkv, const Element* bias,
                                                   int rows) const {
 #pragma unroll
         for (int g = 0; g < kVectorGroups; ++g) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const int row = tile_row + r * 8, vector = g * kQuad + lane % kQuad;
                 uint4& loaded = fetched.vectors[g][r];
                 loaded = make_uint4(0, 0, 0, 0);
-                if (row < rows) {
-                    const Element* from = queries + row * Block::kTokenStride + vector * kVectorElements;
-                    loaded = *reinterpret_cast<const uint4*>(from);
+                if (tile_row + r * 8 < rows) {
+                    constexpr int kGroupElements = kQuad * kVectorElements;
+                    loaded = *reinterpret_cast<const uint4*>(qkv + query_at + r * 8 * Block::kTokenStride + g * kGroupElements);
                     if constexpr (Shape::kAddBias) {
+                        const int vector = g * kQuad + lane % kQuad;
                         loaded = biased(loaded, *reinterpret_cast<const uint4*>(bias + vector * kVectorElements));
                     }
                 }
@@ -97,7 +101,7 @@ struct Warpgroup {
         }
         if constexpr (Shape::kSharedQueries) {
             fence_shared();
-            synchronise_some<kWarpgroupSize>(1 + Block::kGroups + group);
+            synchronise_some<kWarpgroupSize>(Block::kQueryBarrier + group);
         }
     }
 
@@ -111,9 +115,7 @@ struct Warpgroup {
             const int row = tile_row % kWarpgroupRows + r * 8, vector = g * kQuad + lane % kQuad;
             const unsigned to = shared_queries + vector / kPanelVectors * Block::kQueryPanelBytes +
                                 panel_offset(row, vector % kPanelVectors);
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(loaded.x), "r"(loaded.y),
-                         "r"(loaded.z), "r"(loaded.w)
-                         : "memory");
+            store_vector(to, loaded);
         } else {
             unsigned pairs[kQuad] = {loaded.x, loaded.y, loaded.z, loaded.w};
             transpose_quad(pairs);  // now pair c of vectors 4g to 4g + 3
@@ -234,15 +236,8 @@ struct Warpgroup {
         }
     }
 
-    // Makes the compiler compute the probabilities before what follows, a wait for products that run meanwhile: it
-    // would take the wait for free and do it first. No total is negative, and nothing is stored.
-    __device__ __forceinline__ void finish_softmax() const {
-        asm volatile(
-            "{\n\t.reg .pred never;\n\tsetp.lt.f32 never, %0, 0f00000000;\n\t"
-            "@never st.shared.f32 [%1], %0;\n\t}" ::"f"(total[0] + total[1]),
-            "r"(shared_queries)
-            : "memory");
-    }
+    // The softmax is over before what follows, a wait for products that run meanwhile.
+    __device__ __forceinline__ void finish_softmax() const { settle(total[0] + total[1], shared_queries); }
 
     __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
@@ -256,32 +251,42 @@ struct Warpgroup {
         for (int i = 0; i < Block::kHeadDim / 2; ++i) sum[i] *= factor[i / 2 % 2];
     }
 
-    // ---- Results of warpgroups that share rows: a thread's values lie kWarpgroupSize floats apart.
+    // ---- Partial results, of ranks that share rows: a warp's vectors lie by lane.
 
-    __device__ __forceinline__ void leave(float* to) const {
+    // Stores them at a remote address, where `barrier` counts them.
+    __device__ __forceinline__ void give(unsigned remote, unsigned barrier) const {
+        const unsigned to = remote + lane * kVectorBytes;
+        store_remote(to, make_float4(maximum[0], maximum[1], total[0], total[1]), barrier);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            to[r * kWarpgroupSize] = maximum[r];
-            to[(2 + r) * kWarpgroupSize] = total[r];
+        for (int i = 1; i < Block::kPartialVectors; ++i) {
+            const float* four = sum + 4 * (i - 1);
+            store_remote(to + i * kWarpSize * kVectorBytes, make_float4(four[0], four[1], four[2], four[3]), barrier);
         }
-#pragma unroll
-        for (int i = 0; i < Block::kHeadDim / 2; ++i) to[(4 + i) * kWarpgroupSize] = sum[i];
     }
 
-    __device__ __forceinline__ void take(const float* from) {
-        float own[2], other[2];
+    // Merges them with this warp's own.
+    __device__ __forceinline__ void take(unsigned partial) {
+        const auto load = [&](int i) { return load_floats(partial + (i * kWarpSize + lane) * kVectorBytes); };
+        const float4 of_rows = load(0);
+        const float their_maximum[2] = {of_rows.x, of_rows.y}, their_total[2] = {of_rows.z, of_rows.w};
+        float own[2], theirs[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float highest = fmaxf(maximum[r], from[r * kWarpgroupSize]);
+            const float highest = fmaxf(maximum[r], their_maximum[r]);
             const float base = highest == negative_infinity() ? 0.0f : highest * Shape::kScaleLog2;
             own[r] = exp2_fast(fmaf(maximum[r], Shape::kScaleLog2, -base));
-            other[r] = exp2_fast(fmaf(from[r * kWarpgroupSize], Shape::kScaleLog2, -base));
-            total[r] = fmaf(total[r], own[r], from[(2 + r) * kWarpgroupSize] * other[r]);
+            theirs[r] = exp2_fast(fmaf(their_maximum[r], Shape::kScaleLog2, -base));
+            total[r] = fmaf(total[r], own[r], their_total[r] * theirs[r]);
             maximum[r] = highest;
         }
 #pragma unroll
-        for (int i = 0; i < Block::kHeadDim / 2; ++i) {
-            sum[i] = fmaf(sum[i], own[i / 2 % 2], from[(4 + i) * kWarpgroupSize] * other[i / 2 % 2]);
+        for (int i = 1; i < Block::kPartialVectors; ++i) {
+            const float4 four = load(i);
+            float* value = sum + 4 * (i - 1);
+            value[0] = fmaf(value[0], own[0], four.x * theirs[0]);
+            value[1] = fmaf(value[1], own[0], four.y * theirs[0]);
+            value[2] = fmaf(value[2], own[1], four.z * theirs[1]);
+            value[3] = fmaf(value[3], own[1], four.w * theirs[1]);
         }
     }
 
@@ -331,15 +336,6 @@ struct Warpgroup {
             if (first + i * kReadRows < rows) *reinterpret_cast<uint4*>(to_result + i * kReadRows * stride) = whole[i];
         }
     }
-
-    static __device__ __forceinline__ uint4 load_vector(unsigned from) {
-        uint4 vector;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
-                     : "r"(from)
-                     : "memory");
-        return vector;
-    }
 };
 
 // ---- Turns: warpgroups issue products one after the other, in a circle.
@@ -353,14 +349,14 @@ struct Turns {
     // The last warpgroup lets the first one begin.
     static __device__ __forceinline__ void begin(int group) {
         if constexpr (kUsed) {
-            if (group == Block::kGroups - 1) announce_some<kBarrierThreads>(1);
+            if (group == Block::kGroups - 1) announce_some<kBarrierThreads>(Block::kTurnBarrier);
         }
     }
     static __device__ __forceinline__ void await(int group) {
-        if constexpr (kUsed) synchronise_some<kBarrierThreads>(1 + group);
+        if constexpr (kUsed) synchronise_some<kBarrierThreads>(Block::kTurnBarrier + group);
     }
     static __device__ __forceinline__ void pass_on(int group) {
-        if constexpr (kUsed) announce_some<kBarrierThreads>(1 + (group + 1) % Block::kGroups);
+        if constexpr (kUsed) announce_some<kBarrierThreads>(Block::kTurnBarrier + (group + 1) % Block::kGroups);
     }
 };
 

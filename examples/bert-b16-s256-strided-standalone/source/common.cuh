@@ -71,6 +71,38 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
+// ---- The same value, of which the compiler knows nothing: what is computed from a word is not kept from one use to the
+// next, and what is added to an address is not added to the parts that it was made of.
+
+__device__ __forceinline__ unsigned opaque(unsigned word) {
+    asm volatile("" : "+r"(word));
+    return word;
+}
+
+template <class T>
+__device__ __forceinline__ const T* opaque(const T* address) {
+    asm("" : "+l"(address));
+    return address;
+}
+
+// ---- Order of instructions: what the assembler would put off until after a wait, it computes before a store of it, which
+// never happens.
+
+// `place` is an offset, or an address of shared memory, and not -1.
+template <class T>
+__device__ __forceinline__ void settle(T& place) {
+    static_assert(sizeof(T) == 4, "a place is a word");
+    asm volatile("{\n\t.reg .pred never;\n\tsetp.eq.u32 never, %0, -1;\n\t@never st.shared.u32 [%0], %0;\n\t}"
+                 : "+r"(place)::"memory");
+}
+
+// `value` is not negative, `nowhere` any address of shared memory.
+__device__ __forceinline__ void settle(float value, unsigned nowhere) {
+    asm volatile("{\n\t.reg .pred never;\n\tsetp.lt.f32 never, %0, 0f00000000;\n\t@never st.shared.f32 [%1], %0;\n\t}" ::
+                     "f"(value), "r"(nowhere)
+                 : "memory");
+}
+
 // ---- Activations of operator 11.
 
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -159,38 +191,39 @@ __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool v
 // Closes a group of copies.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// Waits for all copies that this thread has begun.
+__device__ __forceinline__ void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Waits until at most PENDING of this thread's groups are still on their way.
 template <int PENDING>
 __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// ---- Thread-block clusters (sm_90 and later).
+// ---- Shared memory by address, a multiple of 16 bytes.
 
-// Waits for every thread of the cluster; what they wrote to shared memory is then visible to all of them.
-__device__ __forceinline__ void synchronise_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+__device__ __forceinline__ uint4 load_vector(unsigned address) {
+    uint4 vector;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
+                 : "r"(address)
+                 : "memory");
+    return vector;
 }
 
-// V floats (1, 2 or 4) in the shared memory of the cluster's block `rank`, at the place that `from` is in this block's.
-template <int V>
-__device__ __forceinline__ void load_remote(float (&result)[V], const float* from, int rank) {
-    static_assert(V == 1 || V == 2 || V == 4, "a load moves 4, 8 or 16 bytes");
-    unsigned address;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(from)), "r"(rank));
-    if constexpr (V == 4) {
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
-                     : "r"(address)
-                     : "memory");
-    } else if constexpr (V == 2) {
-        asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(result[0]), "=f"(result[1])
-                     : "r"(address)
-                     : "memory");
-    } else {
-        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(result[0]) : "r"(address) : "memory");
-    }
+__device__ __forceinline__ float4 load_floats(unsigned address) {
+    float4 vector;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(vector.x), "=f"(vector.y), "=f"(vector.z), "=f"(vector.w)
+                 : "r"(address)
+                 : "memory");
+    return vector;
+}
+
+__device__ __forceinline__ void store_vector(unsigned address, uint4 vector) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(vector.x), "r"(vector.y), "r"(vector.z),
+                 "r"(vector.w)
+                 : "memory");
 }
 
 // ---- Tensor cores (sm_80 and later).

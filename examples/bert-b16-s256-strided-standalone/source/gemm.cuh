@@ -15,7 +15,7 @@
 // innermost extent allows it, else 8, 4 or one element; what lies outside a matrix is never read and counts as zero.
 #pragma once
 
-#include "common.cuh"
+#include "cluster.cuh"
 
 namespace atoffer::gemm {
 

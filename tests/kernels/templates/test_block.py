@@ -13,8 +13,20 @@ from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.template import Geometry
 from atoffer_rl.kernels.templates.block import PLAN_NAMES, TEMPLATE, kept_values, pairs_at_once, registers, shared_bytes
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
+from tests.kernels.templates.block_choices import (
+    BLOCKINGS,
+    COPIED_QUERIES,
+    DEFAULT,
+    FOUR_SPLITS,
+    LOADER,
+    RUNS,
+    SHORT,
+    SMALL_LOADER,
+    THREE_GROUPS,
+    TWO_SPLITS,
+    choice_of,
+)
 from tests.kernels.templates.checks import (
     assert_all_right,
     assert_rendered_alike,
@@ -22,7 +34,6 @@ from tests.kernels.templates.checks import (
     assert_unkept_columns_stay_out,
 )
 
-RUNS = [Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)]
 MASKS = [
     "dense",
     "causal",
@@ -31,21 +42,8 @@ MASKS = [
     "longformer:window=8,global=3",
     "bigbird:window=8,global=2,random=1,block=8",
 ]
-NAMES = ("tile_rows", "columns", "stages", "loader", "shared_queries", "residents", "lazy", "splits")
-DEFAULT = dict(zip(NAMES, (128, 64, 4, 0, 1, 2, 0, 1), strict=True))
-THREE_GROUPS = dict(zip(NAMES, (192, 128, 3, 1, 1, 1, 0, 1), strict=True))
-LOADER = dict(zip(NAMES, (128, 128, 3, 1, 0, 1, 0, 1), strict=True))
-SMALL_LOADER = dict(zip(NAMES, (64, 128, 3, 1, 0, 2, 0, 1), strict=True))
-SHORT = dict(zip(NAMES, (64, 64, 3, 0, 0, 2, 0, 1), strict=True))
-TWO_SPLITS = dict(zip(NAMES, (64, 128, 3, 0, 0, 1, 1, 2), strict=True))
-FOUR_SPLITS = dict(zip(NAMES, (64, 64, 3, 0, 0, 1, 0, 4), strict=True))
-BLOCKINGS = (DEFAULT, THREE_GROUPS, LOADER, SMALL_LOADER, SHORT, TWO_SPLITS, FOUR_SPLITS)
 SMALL = Workload(batch=2, seq_len=77, heads=3, head_dim=64)
 VECTOR, PANEL_ROW, PERIOD = 8, 128, 1024  # elements, bytes, bytes
-
-
-def choice_of(run=RUNS[2], **values):
-    return Choice(run, "block", tuple((DEFAULT | values).items()))
 
 
 # ---- The algorithm, by the arrays that the kernel reads.
@@ -208,7 +206,7 @@ def possible(workload, run=RUNS[2]):
 
 def test_which_blockings_are_possible():
     assert possible(Workload()) == [choice_of(**values) for values in BLOCKINGS]
-    assert possible(Workload(heads=6, head_dim=128)) == [choice_of(**LOADER), choice_of(**SHORT)]
+    assert possible(Workload(heads=6, head_dim=128)) == [choice_of(**values) for values in (LOADER, SHORT, TWO_SPLITS)]
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -235,10 +233,12 @@ def test_shared_memory_holds_queries_and_stages():
     assert shared_bytes(Workload(), DEFAULT | {"shared_queries": 0}) == shared_bytes(Workload(), DEFAULT) - 128 * 128
 
 
-def test_each_split_has_a_ring_of_its_own():
-    ring = 3 * (2 * 64 * 128 + 24)
-    assert shared_bytes(Workload(), FOUR_SPLITS) == 1024 + 4 * (ring + -ring % 1024)
-    assert TEMPLATE.geometry(SMALL, choice_of(**FOUR_SPLITS)).threads == 512
+def test_blocks_that_share_rows_have_room_for_what_others_found():
+    alone, others = FOUR_SPLITS | {"splits": 1}, 3 * 32 * (32 + 4) * 4
+    assert shared_bytes(Workload(), alone) == 1024 + 3 * (2 * 64 * 128 + 24)
+    assert shared_bytes(Workload(), FOUR_SPLITS) == shared_bytes(Workload(), alone) + 8 + others
+    few, many = (TEMPLATE.geometry(SMALL, choice_of(**values)) for values in (alone, FOUR_SPLITS))
+    assert many == replace(few, blocks=4 * few.blocks)
 
 
 def test_a_loader_gives_its_registers_to_those_that_compute():
@@ -266,7 +266,7 @@ def test_pairs_at_once_share_the_cache():
         ({"stages": 6}, "does not hold 2 blocks"),
         ({"splits": 3}, "1, 2 or 4"),
         ({"splits": 2}, "share 64 rows"),
-        (LOADER | {"splits": 2}, "share 64 rows"),
+        (SMALL_LOADER | {"splits": 2}, "share 64 rows"),
         (THREE_GROUPS | {"shared_queries": 0}, "registers"),
     ],
 )
@@ -309,6 +309,7 @@ def test_work_counts_whole_blocks_and_needed_columns():
         (Run(2, 6), "bfloat16", 64, THREE_GROUPS),
         (Run(2, 5), "bfloat16", 128, SHORT),
         (Run(1, 6), "float16", 64, TWO_SPLITS),
+        (Run(2, 6), "float16", 64, COPIED_QUERIES),
         (Run(2, 6), "bfloat16", 64, FOUR_SPLITS),
     ],
 )

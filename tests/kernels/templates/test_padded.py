@@ -138,9 +138,10 @@ def test_chunks_beyond_a_length_are_not_taken():
 def assert_emulated(emulator, workload, choice):
     import torch
 
-    from atoffer_rl.kernels.verify import verify_launchable
+    from atoffer_rl.kernels.verify import Examiner
 
-    verdict = verify_launchable(workload, choice.run, emulator.load(workload, choice), 0, torch.device("cpu"))
+    examiner = Examiner(workload, choice.run, device=torch.device("cpu"))
+    verdict = examiner.judge(emulator.load(workload, choice))
     assert verdict.passed, f"{choice} of {workload}: {verdict.reason}"
 
 
