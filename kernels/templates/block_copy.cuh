@@ -51,13 +51,13 @@ struct Copier {
             end = task.needed_before(Block::kRows);
         }
         first_key = ring.keys(0) + offset(Block::kPanelBytes);
-        compute_now(key_at);
-        compute_now(first_key);
+        settle(key_at);
+        settle(first_key);
         if constexpr (Block::kCopiesQueries) {
             query_at = task.queries_at() + own;
             first_query = ring.base + offset(Block::kQueryPanelBytes);
-            compute_now(query_at);
-            compute_now(first_query);
+            settle(query_at);
+            settle(first_query);
         }
     }
 
@@ -68,8 +68,8 @@ struct Copier {
         const Element* from = qkv + query_at;
 #pragma unroll
         for (int row = 0; row < Block::kRows; row += kStep) {
-            const unsigned panel = row / kSliceRows * Block::kPanels * Block::kQueryPanelBytes;
-            const unsigned to = first_query + panel + row % kSliceRows * kPanelRowBytes;
+            const unsigned panel = row / kWarpgroupRows * Block::kPanels * Block::kQueryPanelBytes;
+            const unsigned to = first_query + panel + row % kWarpgroupRows * kPanelRowBytes;
             const bool exists = whole || column + row < rows;
             copy_async<kVectorBytes>(to, exists ? from + row * Block::kTokenStride : qkv, exists);
         }
