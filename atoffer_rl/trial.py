@@ -118,7 +118,8 @@ class Trial:
         table: Identity of the table it belongs to: one machine, one warm card.
         source_hash: Hash of all text that decides the machine code.
         machine: Where it was taken.
-        detail: Anything else worth keeping: clocks, temperature, a library algorithm's descriptor.
+        detail: Anything else worth keeping: clocks, temperature, a library algorithm's descriptor; `anchors_disagreed`,
+            how often it was taken while they did.
         taken: When, ISO 8601 UTC.
         protocol: Version of the measuring rules.
     """

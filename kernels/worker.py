@@ -22,13 +22,14 @@ from atoffer_rl.trial import ForwardRequest, Machine, SegmentRequest, Status
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
-    from atoffer_rl.kernels.verify import Examiner, Verdict
+    from atoffer_rl.kernels.verifier import Verifier
+    from atoffer_rl.kernels.verify import Verdict
 
 ProgramOf: TypeAlias = Callable[[Workload, Choice], Program]
 SPIN_SECONDS = 0.1
 WARM_SECONDS = 1.0
 IDLE_SECONDS = 0.2
-CONTEXTS, EXAMINERS = 4, 2
+CONTEXTS, VERIFIERS = 4, 2
 """Of the last runs so many are ready to be timed, and to be verified: compilers finish a little out of order."""
 
 
@@ -222,7 +223,7 @@ class GpuWorker:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._monitor = Monitor(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice()))
         self._context = lru_cache(CONTEXTS)(self._new_context)
-        self._examiner = lru_cache(EXAMINERS)(self._new_examiner)
+        self._verifier = lru_cache(VERIFIERS)(self._new_verifier)
         self._anchors: dict[str, Callable[[], None]] = {}
         self._neighbour: Neighbour | None = None
         self._memory: EncoderMemory | None = None
@@ -256,7 +257,7 @@ class GpuWorker:
         neighbour = self._timed_neighbour(task.neighbour)
         start = time.perf_counter()
         launchable = load_program(self._program_of(workload, choice), task.cubin)
-        verdict = self._examiner(workload, choice.run).judge(launchable)
+        verdict = self._verifier(workload, choice.run).judge(launchable)
         verified = time.perf_counter()
         checked = _checked(verdict, verified - start)
         if not verdict.passed:
@@ -319,10 +320,10 @@ class GpuWorker:
             self._memory = EncoderMemory(workload, self._seed)
         return self._memory
 
-    def _new_examiner(self, workload: Workload, run: Run) -> "Examiner":
-        from atoffer_rl.kernels.verify import Examiner
+    def _new_verifier(self, workload: Workload, run: Run) -> "Verifier":
+        from atoffer_rl.kernels.verifier import Verifier
 
-        return Examiner(workload, run, self._seed)
+        return Verifier(workload, run, self._seed)
 
     def _new_context(self, workload: Workload, run: Run) -> SegmentContext:
         import torch

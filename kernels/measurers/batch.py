@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import TypeAlias
 
@@ -15,8 +16,10 @@ from atoffer_rl.trial import Request, SegmentRequest, Status, Trial
 ANCHOR_EVERY = 48
 ANCHOR_LIMIT_SECONDS = 30.0
 FORWARD_LIMIT_FACTOR = 4
-TAKES = 3
-"""Of anchors that disagree one after the other, before the machine counts as changed; and of a trial between such."""
+CHANGED_AFTER = 3
+"""Anchors that disagree one after the other mean that the machine has changed for good."""
+MOST_TAKES = 3
+"""So often a trial is taken between anchors that disagree; the last one says so in its detail."""
 FAILURES = 3
 STATUS_OF = {End.LATE: Status.TIMEOUT, End.CRASHED: Status.CRASHED, End.RAISED: Status.LAUNCH_FAILED}
 Keep: TypeAlias = Callable[[Item, Measured], Trial]
@@ -64,7 +67,7 @@ class Batch:
         self._todo: list[tuple[int, Request, int]] = []
         self._trials: dict[int, Trial] = {}
         self._current: Item | None = None
-        self._since: list[Item] = []
+        self._since: list[tuple[Item, Measured]] = []
         self._takes: Counter[int] = Counter()
         self._asked = 0
         self._disagreements = 0
@@ -176,7 +179,7 @@ class Batch:
         self._finish(item, measured)
         self._takes[item.index] += 1
         if measured.status is Status.OK:
-            self._since.append(item)
+            self._since.append((item, measured))
 
     def _finish(self, item: Item, measured: Measured) -> None:
         self._trials[item.index] = self._keep(item, measured)
@@ -189,14 +192,21 @@ class Batch:
         self._failures = 0
         if self._watch.add(outcome.value.anchors_us, outcome.value.detail):
             self._disagreements = 0
-        elif self._disagreements + 1 < TAKES:
+        elif self._disagreements + 1 < CHANGED_AFTER:
             self._disagreements += 1
-            again = [item for item in self._since if self._takes[item.index] < TAKES]
-            self._preparation.ready.extendleft(reversed(again))
+            self._take_again()
         else:
             self._disagreements = 0
             self._watch.adopt()
         self._since.clear()
+
+    def _take_again(self) -> None:
+        """What was measured since the last anchors; clocks that follow the load would have it go on for ever."""
+        for item, measured in reversed(self._since):
+            if self._takes[item.index] < MOST_TAKES:
+                self._preparation.ready.appendleft(item)
+            else:
+                self._finish(item, replace(measured, detail={**measured.detail, "anchors_disagreed": MOST_TAKES}))
 
     def _count_failure(self, reason: str) -> None:
         self._failures += 1

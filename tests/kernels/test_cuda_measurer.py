@@ -173,6 +173,9 @@ def test_clocks_that_follow_the_load_do_not_go_on_for_ever(make: Make, tmp_path:
     measurer = make(anchors_us=(10.0, 11.0) * 10)
     assert measurer.measure([request(planted_jobs.GOOD)])[0].ok
     assert asked(tmp_path).count(str(request(planted_jobs.GOOD).choice)) == 3
+    *_, last = measurer.store.trials()
+    assert last.ok
+    assert last.detail["anchors_disagreed"] == 3
 
 
 def test_anchors_that_moved_for_good_become_the_reference(make: Make) -> None:

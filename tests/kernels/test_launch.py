@@ -141,14 +141,14 @@ def test_one_wrong_column_of_a_real_kernel_is_found():
 
     from atoffer_rl.kernels.launch import load_choice
     from atoffer_rl.kernels.legal_space import LegalSpace
-    from atoffer_rl.kernels.verify import Examiner
+    from atoffer_rl.kernels.verifier import Verifier
     from atoffer_rl.run import Run
     from atoffer_rl.workload import Workload
 
     workload, run = Workload(batch=2, seq_len=128, layers=1), Run(14, 14)
     sound = load_choice(workload, LegalSpace(workload).choices(run)[0])
-    examiner = Examiner(workload, run)
-    assert examiner.judge(sound).passed
+    verifier = Verifier(workload, run)
+    assert verifier.judge(sound).passed
 
     class WrongColumn:
         def launch(self, pointers, stream):
@@ -157,6 +157,6 @@ def test_one_wrong_column_of_a_real_kernel_is_found():
             y = cupy.ndarray((workload.rows, workload.width), cupy.float16, cupy.cuda.MemoryPointer(memory, 0))
             y[:, 700] += cupy.float16(0.05)
 
-    verdict = examiner.judge(WrongColumn())
+    verdict = verifier.judge(WrongColumn())
     assert not verdict.passed
     assert "y is off by" in verdict.reason

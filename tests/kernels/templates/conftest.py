@@ -26,10 +26,10 @@ def assert_emulated(emulator, one_thread):
     def assert_emulated(workload, choice, residents=64):
         import torch
 
-        from atoffer_rl.kernels.verify import Examiner
+        from atoffer_rl.kernels.verifier import Verifier
 
         kernel = emulator.load(workload, choice, residents)
-        verdict = Examiner(workload, choice.run, device=torch.device("cpu")).judge(kernel)
+        verdict = Verifier(workload, choice.run, device=torch.device("cpu")).judge(kernel)
         assert verdict.passed, verdict.reason
         assert not kernel.program.scratch or not kernel.array("gather_counts", np.int32).any()
         return kernel

@@ -135,7 +135,7 @@ def test_every_proposal_verifies_or_is_refused(run):
 def test_an_algorithm_is_loaded_again_by_its_descriptor():
     from atoffer_rl.errors import LaunchError
     from atoffer_rl.kernels.matmul_library import load_matmul
-    from atoffer_rl.kernels.verify import Examiner
+    from atoffer_rl.kernels.verifier import Verifier
 
     workload, run = Workload(batch=4, seq_len=128), Run(12, 13)
     first, second, *_ = (TEMPLATE.program(workload, item) for item in template_choices("cublaslt", workload, run))
@@ -143,7 +143,7 @@ def test_an_algorithm_is_loaded_again_by_its_descriptor():
     assert len(bytes.fromhex(chosen.descriptor["algorithm"])) == 64
     again = load_matmul(first, chosen.descriptor)
     assert again.descriptor == chosen.descriptor
-    assert Examiner(workload, run).judge(again).passed
+    assert Verifier(workload, run).judge(again).passed
     stale = load_matmul(second, chosen.descriptor | {"library": "another"})
     assert stale.descriptor == load_matmul(first).descriptor
     with pytest.raises(LaunchError, match="proposes"):

@@ -153,10 +153,10 @@ def test_a_mask_for_each_sequence_gathered_emulated(emulator, varied, values):
 def assert_emulated(emulator, workload, choice):
     import torch
 
-    from atoffer_rl.kernels.verify import Examiner
+    from atoffer_rl.kernels.verifier import Verifier
 
-    examiner = Examiner(workload, choice.run, device=torch.device("cpu"))
-    verdict = examiner.judge(emulator.load(workload, choice))
+    verifier = Verifier(workload, choice.run, device=torch.device("cpu"))
+    verdict = verifier.judge(emulator.load(workload, choice))
     assert verdict.passed, f"{choice} of {workload}: {verdict.reason}"
 
 
