@@ -80,6 +80,8 @@ SHIFTING_CAPABILITY = 90
 """Of chips whose warps can give registers to others of their block."""
 COPY_REGISTERS, PLENTY_REGISTERS = 64, 128
 """What a copying thread keeps, and a share with which a multiplying one needs no more."""
+MOST_SHELF_BUFFERS = 2
+"""One shelf is merged while the next comes."""
 WARPGROUP = 4
 """Warps that give registers back, or take them, together."""
 
@@ -129,6 +131,7 @@ class GatherTemplate:
             items=plan.items,
             partial_items=plan.partial_items,
             shelved=plan.shelved,
+            shelf_buffers=_shelf_buffers(plan),
             formula=plan.formula,
             padded=workload.padded,
             packed=workload.packed,
@@ -284,11 +287,16 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     slot = _aligned(2 * values["chunk"] * row_bytes + 4 * step_words + 4 * values["chunk"] * workload.padded)
     numbers = tile_rows * (1 + plan.passes * two)
     item = _aligned((tile_rows + 2) * row_bytes + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
-    shelves = plan.shelves > 0
-    results = tile_rows * (row_bytes * shelves + _weight_bytes(workload) * (two or shelves))
+    shelves = _shelf_buffers(plan)
+    results = tile_rows * (row_bytes * shelves + _weight_bytes(workload) * (1 if two else shelves))
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
     barriers = 8 * (2 * (values["slots"] + values["buffers"] + shelves) + 1)
     return values["slots"] * slot + values["buffers"] * item + results + of_warps + barriers
+
+
+def _shelf_buffers(plan: GatherPlan | GatherOutline) -> int:
+    """Shelves that are on their way, or being merged, at a time."""
+    return min(plan.shelves, MOST_SHELF_BUFFERS)
 
 
 def _fragment_columns(values: Mapping[str, int], plan: GatherPlan) -> int:
