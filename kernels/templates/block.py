@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from math import ceil, e, log2, sqrt
+from math import e, log2, sqrt
 
 import numpy as np
 
@@ -24,9 +24,9 @@ BLOCK_COLUMNS = (64, 128)
 COMPUTE_CAPABILITY = 90
 BIAS_OPERATOR = 1
 MERGE_OPERATOR = 6
-SLICE_ROWS, GROUP_THREADS = 64, 128
+GROUP_ROWS, GROUP_THREADS = 64, 128
 MAX_GROUPS = 3
-RANKS, HALVES = (1, 2, 4), (1, 2)
+SPLITS = (1, 2, 4)
 HEADERS = (
     "common.cuh",
     "barriers.cuh",
@@ -38,7 +38,6 @@ HEADERS = (
     "block_layout.cuh",
     "block_copy.cuh",
     "block_warpgroup.cuh",
-    "block_walk.cuh",
     "block.cuh",
 )
 PLAN_NAMES = ("block_lists", "block_bitmaps")
@@ -58,7 +57,7 @@ CACHED_BYTES = 24 * 2**20
 
 
 class BlockTemplate:
-    """One thread block, or a cluster, for each (row tile, head, sequence); see block.cuh for the data flow."""
+    """One thread block for each (row tile, head, sequence); see block.cuh for the data flow."""
 
     name = "block"
     runs = frozenset({Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)})
@@ -78,7 +77,7 @@ class BlockTemplate:
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""
-        return _bad_blocking(values) or _too_few_stages(workload, values) or _too_large(workload, values, device)
+        return _bad_blocking(values) or _too_large(workload, values, device)
 
     def program(self, workload: Workload, choice: Choice) -> KernelProgram:
         """The rendered kernel of `choice`."""
@@ -136,12 +135,12 @@ class BlockTemplate:
         return Geometry(
             tile_rows=choice["tile_rows"],
             tile_columns=choice["columns"],
-            blocks=tiles * workload.heads * workload.batch * choice["cluster"],
+            blocks=tiles * workload.heads * workload.batch * choice["splits"],
             threads=threads(choice),
         )
 
 
-_NUMBERS = ("tile_rows", "columns", "stages", "residents", "ranks", "cluster", "halves")
+_NUMBERS = ("tile_rows", "columns", "stages", "residents", "splits")
 
 
 def _flag(value: object) -> str:
@@ -149,42 +148,21 @@ def _flag(value: object) -> str:
 
 
 def _bad_blocking(values: Mapping[str, int]) -> str | None:
-    return _bad_tile(values) or _bad_sharing(values) or _bad_copies(values)
-
-
-def _bad_tile(values: Mapping[str, int]) -> str | None:
-    if values["halves"] not in HALVES:
-        return "halves must be 1 or 2"
-    groups, ragged = divmod(values["tile_rows"], SLICE_ROWS * values["halves"])
+    groups, ragged = divmod(values["tile_rows"], GROUP_ROWS)
     if ragged or groups not in range(1, MAX_GROUPS + 1):
-        return f"tile_rows must be {SLICE_ROWS * values['halves']}, or two or three times that"
+        return "tile_rows must be 64, 128 or 192"
     if values["columns"] not in BLOCK_COLUMNS:
         return "columns must be 64 or 128"
-    return None
-
-
-def _bad_copies(values: Mapping[str, int]) -> str | None:
     # Where copies are everybody's and a warpgroup ends at its diagonal, those ahead of it must be all that follow: the
     # others may be one block further, no more.
-    if values["ranks"] == 1 and not values["loader"] and groups_of(values) == MAX_GROUPS:
-        return "three warpgroups need a loader: their threads do not share out the columns evenly"
-    return None
-
-
-def _bad_sharing(values: Mapping[str, int]) -> str | None:
-    if values["ranks"] not in RANKS or values["cluster"] not in RANKS or values["ranks"] % values["cluster"]:
-        return "ranks must be 1, 2 or 4, in a cluster of as many blocks, half as many or one"
-    if values["ranks"] > 1 and (values["tile_rows"] > SLICE_ROWS or values["loader"]):
-        return "ranks share 64 rows, and have no loader"
-    if values["halves"] > 1 and (values["loader"] or not values["shared_queries"]):
-        return "a warpgroup of two halves has no loader, and queries in shared memory"
-    return None
-
-
-def _too_few_stages(workload: Workload, values: Mapping[str, int]) -> str | None:
-    most_blocks = ceil(workload.seq_len / (values["columns"] * values["ranks"]))
-    if values["stages"] < min(2 if values["loader"] else 3, most_blocks):
-        return "a loader needs 2 stages, threads that compute and copy need 3, or as many as there are blocks"
+    if not values["loader"] and groups == MAX_GROUPS:
+        return "192 rows need a loader: their threads do not share out the columns evenly"
+    if values["splits"] not in SPLITS:
+        return "splits must be 1, 2 or 4"
+    if values["splits"] > 1 and (groups > 1 or values["loader"]):
+        return "blocks share 64 rows, and have no loader"
+    if values["stages"] < (2 if values["loader"] else 3):
+        return "a loader needs 2 stages, threads that compute and copy need 3"
     return None
 
 
@@ -201,27 +179,20 @@ def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec
 
 
 def threads(values: Mapping[str, int] | Choice) -> int:
-    """Threads of a block: warpgroups that compute, and one that copies if there is a loader."""
-    return (groups_of(values) + values["loader"]) * GROUP_THREADS
-
-
-def groups_of(values: Mapping[str, int] | Choice) -> int:
-    """Warpgroups of a block that compute."""
-    if values["ranks"] > 1:
-        return values["ranks"] // values["cluster"]
-    return values["tile_rows"] // (SLICE_ROWS * values["halves"])
+    """Threads of a block: a warpgroup for each 64 rows, and one that copies if there is a loader."""
+    return (values["tile_rows"] // GROUP_ROWS + values["loader"]) * GROUP_THREADS
 
 
 def loader_registers(values: Mapping[str, int]) -> int:
-    """Registers of a thread that only copies; 0 if there is none."""
-    return LOADER_REGISTERS[groups_of(values) - 1] if values["loader"] else 0
+    """Registers of a thread that only copies."""
+    return LOADER_REGISTERS[values["tile_rows"] // GROUP_ROWS - 1]
 
 
 def registers(values: Mapping[str, int]) -> int:
     """Registers of a thread that computes: an even share, and what the loader's threads give up of theirs."""
     share = REGISTERS // (values["residents"] * threads(values)) // REGISTER_STEP * REGISTER_STEP
     if values["loader"]:
-        groups = groups_of(values)
+        groups = values["tile_rows"] // GROUP_ROWS
         given = share - loader_registers(values)
         share = (share * groups + given) // groups // REGISTER_STEP * REGISTER_STEP
     return min(share, MAX_REGISTERS)
@@ -231,7 +202,7 @@ def kept_values(workload: Workload, values: Mapping[str, int]) -> int:
     """Registers' worth of values that a thread keeps: sums, scores, probabilities, words of a bitmap, queries."""
     head_dim, columns = workload.head_dim, values["columns"]
     queries = 0 if values["shared_queries"] else head_dim // 4
-    return values["halves"] * (head_dim // 2 + columns // 2 + columns // 4 + columns // 16 + queries)
+    return head_dim // 2 + columns // 2 + columns // 4 + columns // 16 + queries
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
@@ -239,16 +210,12 @@ def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
     row_bytes = workload.head_dim * workload.element.itemsize
     queries = values["tile_rows"] * row_bytes if values["shared_queries"] else 0
     stages = values["stages"] * (2 * values["columns"] * row_bytes + BARRIER_BYTES)
-    if values["ranks"] == 1:
-        return PANEL_ALIGNMENT + queries + stages
-    finished_threads = GROUP_THREADS // values["ranks"]
-    partials = (values["ranks"] - 1) * finished_threads * (workload.head_dim // 2 + ROW_FLOATS) * 4
-    ring = _whole(_whole(queries + stages + PARTIAL_BARRIER_BYTES, VECTOR_BYTES) + partials, PANEL_ALIGNMENT)
-    return PANEL_ALIGNMENT + groups_of(values) * ring
-
-
-def _whole(size_bytes: int, unit_bytes: int) -> int:
-    return -(-size_bytes // unit_bytes) * unit_bytes
+    needed = PANEL_ALIGNMENT + queries + stages
+    if values["splits"] == 1:
+        return needed
+    finished_threads = GROUP_THREADS // values["splits"]
+    partials = (values["splits"] - 1) * finished_threads * (workload.head_dim // 2 + ROW_FLOATS) * 4
+    return -(-(needed + PARTIAL_BARRIER_BYTES) // VECTOR_BYTES) * VECTOR_BYTES + partials
 
 
 def pairs_at_once(workload: Workload) -> int:

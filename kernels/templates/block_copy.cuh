@@ -51,25 +51,25 @@ struct Copier {
             end = task.needed_before(Block::kRows);
         }
         first_key = ring.keys(0) + offset(Block::kPanelBytes);
-        compute_now(key_at);
-        compute_now(first_key);
+        settle(key_at);
+        settle(first_key);
         if constexpr (Block::kCopiesQueries) {
             query_at = task.queries_at() + own;
             first_query = ring.base + offset(Block::kQueryPanelBytes);
-            compute_now(query_at);
-            compute_now(first_query);
+            settle(query_at);
+            settle(first_query);
         }
     }
 
     // The tile's queries, where products take them from shared memory as they are; they are there when the first keys
     // are. `rows` are left in the sequence: those beyond it become zeros.
     __device__ __forceinline__ void copy_queries(int rows) const {
-        const bool whole = Block::kWholeTiles || rows >= Block::kRows;
+        const bool whole = Block::kSeqLen % Block::kRows == 0 || rows >= Block::kRows;
         const Element* from = qkv + query_at;
 #pragma unroll
         for (int row = 0; row < Block::kRows; row += kStep) {
-            const unsigned panel = row / kSliceRows * Block::kPanels * Block::kQueryPanelBytes;
-            const unsigned to = first_query + panel + row % kSliceRows * kPanelRowBytes;
+            const unsigned panel = row / kWarpgroupRows * Block::kPanels * Block::kQueryPanelBytes;
+            const unsigned to = first_query + panel + row % kWarpgroupRows * kPanelRowBytes;
             const bool exists = whole || column + row < rows;
             copy_async<kVectorBytes>(to, exists ? from + row * Block::kTokenStride : qkv, exists);
         }

@@ -8,7 +8,7 @@
 
 namespace atoffer {
 
-constexpr int kSliceRows = 64;  // that a warpgroup multiplies at a time
+constexpr int kWarpgroupRows = 64;
 constexpr int kWarpRows = 16;
 constexpr int kDepth = 16;         // what a product sums over
 constexpr int kWordBits = 32;      // mask bits in a word
@@ -31,28 +31,22 @@ struct Blocking {
     static constexpr int kSeqLen = Shape::kSeqLen, kHeads = Shape::kHeads, kHeadDim = Shape::kHeadDim;
     static constexpr int kRows = Shape::kRows, kColumns = Shape::kColumns, kStages = Shape::kStages;
 
-    static constexpr int kSlices = kRows / kSliceRows;
-    static constexpr int kHalves = Shape::kHalves;  // slices of a warpgroup
-    static constexpr int kRanks = Shape::kRanks;      // warpgroups that share the same 64 rows
-    static constexpr int kCluster = Shape::kCluster;  // thread blocks that have them
-    static constexpr int kGroups = kRanks > 1 ? kRanks / kCluster : kSlices / kHalves;  // that compute
+    static constexpr int kGroups = kRows / kWarpgroupRows;
+    static constexpr int kRanks = Shape::kSplits;  // thread blocks of a cluster, which share the same 64 rows
     static constexpr int kThreads = (kGroups + Shape::kLoader) * kWarpgroupSize;
-    static constexpr int kCopyThreads = Shape::kLoader || kRanks > 1 ? kWarpgroupSize : kThreads;  // of a ring
-    static constexpr int kRingGroups = kRanks > 1 ? 1 : kGroups;  // that take their blocks from the same ring
+    static constexpr int kCopyThreads = Shape::kLoader ? kWarpgroupSize : kThreads;
     // Where all threads copy: blocks on their way beyond the one whose scores are computed. The buffer to be filled is
     // then that of the block before last, which no warpgroup needs for long any more.
-    static constexpr int kAhead = kStages > 2 ? kStages - 2 : 1;
-    static constexpr int kMostBlocks = ((kSeqLen + kColumns - 1) / kColumns + kRanks - 1) / kRanks;  // of a ring
+    static constexpr int kAhead = kStages - 2;
 
     static constexpr int kTiles = (kSeqLen + kRows - 1) / kRows;
     static constexpr int kEndEntries = 8;  // that end a list: each rank looks two of its blocks ahead
     static constexpr int kListEntries = 1 + (kSeqLen + kColumns - 1) / kColumns + kEndEntries;
-    static constexpr bool kWholeTiles = kSeqLen % kRows == 0;  // whether all rows of all tiles exist
     static constexpr int kReach = Shape::kReach;
     // Whether tiles and the sequence end where blocks do, and a rule gives the blocks: then all columns are needed.
     static constexpr bool kAlwaysWhole =
         kSeqLen % kColumns == 0 && (kReach == kSequence || (kReach == kDiagonal && kRows % kColumns == 0));
-    // Named barriers: 0 is everybody's; turns and queries are each warpgroup's, stores each ring's.
+    // Named barriers: 0 is everybody's; a turn's and a tile's queries are each warpgroup's.
     static constexpr int kTurnBarrier = 1, kQueryBarrier = kTurnBarrier + kGroups, kStoreBarrier = kQueryBarrier + kGroups;
     static constexpr int kWidth = kHeads * kHeadDim;
     static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
@@ -64,12 +58,11 @@ struct Blocking {
     static constexpr int kRowWords = kColumns / kWordBits;
     // Queries that need no bias are copied to where products take them from; else they come by way of registers.
     static constexpr bool kCopiesQueries = Shape::kSharedQueries && !Shape::kAddBias;
-    static constexpr int kQueryPanelBytes = kSliceRows * kPanelRowBytes;
-    static constexpr int kQueryBytes = Shape::kSharedQueries ? kSlices * kPanels * kQueryPanelBytes : 0;
+    static constexpr int kQueryPanelBytes = kWarpgroupRows * kPanelRowBytes;
+    static constexpr int kQueryBytes = Shape::kSharedQueries ? kGroups * kPanels * kQueryPanelBytes : 0;
 
-    // Shared memory, from a multiple of 1024 bytes on: a ring, or one for each rank. That is queries, keys and values of
-    // each stage, barriers; partial results, those of the other ranks for the rows that this one finishes. The first
-    // panels hold what is stored in the end.
+    // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, barriers; partial results,
+    // those of the other ranks for the rows that this one finishes. The stages hold what is stored in the end.
     static constexpr int kStagesAt = kQueryBytes;
     static constexpr int kBarriersAt = kStagesAt + kStages * 2 * kMatrixBytes;
     static constexpr int kPartialBarrierAt = kBarriersAt + kStages * 3 * kBarrierBytes;
@@ -78,26 +71,21 @@ struct Blocking {
     static constexpr int kPartialVectors = (kHeadDim / 2 + kRowFloats) / 4;     // a thread's
     static constexpr int kPartialBytes = kPartialVectors * kWarpSize * kVectorBytes;  // a warp's
     static constexpr int kPartialsBytes = (kRanks - 1) * kFinishedWarps * kPartialBytes;
-    static constexpr int kRingBytes =
-        (kPartialsAt + kPartialsBytes + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
-    static constexpr int kSharedBytes = kPanelAlignment + (kRanks > 1 ? kGroups * kRingBytes : kPartialBarrierAt);
+    static constexpr int kSharedBytes =
+        kPanelAlignment + (kRanks > 1 ? kPartialsAt + kPartialsBytes : kPartialBarrierAt);
 
     static_assert(sizeof(Element) == 2, "tensor cores take 16-bit elements");
     static_assert(kHeadDim == 64 || kHeadDim == 128, "heads are one or two panels wide");
-    static_assert(kRows % (kHalves * kSliceRows) == 0, "a warpgroup covers 64 rows, or two times 64");
-    static_assert(kHalves == 1 || (kHalves == 2 && Shape::kSharedQueries && !Shape::kLoader),
-                  "a warpgroup of two halves has queries in shared memory, and copies for itself");
+    static_assert(kRows % kWarpgroupRows == 0, "a warpgroup covers 64 rows");
     static_assert(kColumns % kWordBits == 0, "a row of a bitmap is whole words");
-    static_assert(kStages >= (Shape::kLoader ? 2 : 3) || kStages >= kMostBlocks,
-                  "a block is copied while two others are in use, or all have room");
+    static_assert(kStages >= (Shape::kLoader ? 2 : 3), "a block is copied while two others are in use");
     static_assert(kSharedBytes == Shape::kSharedBytes, "the launch asks for the shared memory that is laid out");
-    static_assert(kStoreBarrier + kGroups <= 16, "there are 16 named barriers");
-    static_assert(kRanks == 1 || (kSlices == 1 && !Shape::kLoader),
-                  "ranks share 64 rows, and each copies for itself");
-    static_assert(kRanks % kCluster == 0, "each thread block of a cluster has as many ranks");
+    static_assert(kStoreBarrier < 16, "there are 16 named barriers");
+    static_assert(kRanks == 1 || (kGroups == 1 && !Shape::kLoader),
+                  "ranks that share rows have one warpgroup, which copies for itself");
     static_assert(2 * kRanks <= kEndEntries, "what is read ahead of a list's end is there");
     static_assert(kRows * kRowVectors * kVectorBytes <= kBarriersAt, "a ring has room for the tile's results");
-    static_assert(Shape::kLoader || (kRows - kHalves * kSliceRows + kColumns - 1) / kColumns <= kAhead,
+    static_assert(Shape::kLoader || (kRows - kWarpgroupRows + kColumns - 1) / kColumns <= kAhead,
                   "a warpgroup that ends at its diagonal has begun all copies that the others wait for");
 };
 
@@ -128,12 +116,7 @@ struct Ring {
     __device__ __forceinline__ unsigned values_here(int stage) const { return keys_here(stage) + kBarrierBytes; }
     __device__ __forceinline__ unsigned emptied(int stage) const { return keys_here(stage) + 2 * kBarrierBytes; }
 
-    // The ring of rank `rank` of this thread block, from that of rank `own`.
-    __device__ __forceinline__ Ring of_rank(int rank, int own) const {
-        return Ring{base + (rank % Block::kGroups - own % Block::kGroups) * Block::kRingBytes};
-    }
-
-    // In the ring of rank `to`, which finishes the rows of warp `warp`: the partial results that rank `from` found for them.
+    // Where rank `to`, which finishes the rows of warp `warp`, has the partial results that rank `from` found for them.
     __device__ __forceinline__ unsigned partial(int from, int to, int warp) const {
         const int place = (from - to - 1 + Block::kRanks) % Block::kRanks;  // among the others
         return base + Block::kPartialsAt +
@@ -146,12 +129,11 @@ struct Ring {
         for (int stage = 0; stage < Block::kStages; ++stage) {
             start_barrier(keys_here(stage), Block::kCopyThreads);
             start_barrier(values_here(stage), Block::kCopyThreads);
-            start_barrier(emptied(stage), Block::kRingGroups * kWarpgroupSize / kWarpSize);  // one arrival a warp
+            start_barrier(emptied(stage), Block::kGroups * kWarpgroupSize / kWarpSize);  // one arrival a warp
         }
         if constexpr (Block::kRanks > 1) {
             start_barrier(partials_here(), 1);
             arrive_expecting(partials_here(), Block::kPartialsBytes);
-            fence_started_barriers();
         }
     }
 };
@@ -170,7 +152,7 @@ struct Place {
 
 // ---- Tasks.
 
-// What a thread block, or all of a cluster, have to do: one (row tile, head, sequence). Where the mask's reach is a rule, it follows from the
+// What a thread block has to do: one (row tile, head, sequence). Where the mask's reach is a rule, it follows from the
 // block's number; else from the head of a list, which has to come from device memory first.
 //
 // Thread blocks are numbered so that heads and sequences whose keys and values fit into the L2 cache together
@@ -208,10 +190,10 @@ struct Task {
     __device__ __forceinline__ int needed_before(int rows) const {
         return Block::kReach == kSequence ? Block::kSeqLen : min(first_row() + rows, Block::kSeqLen);
     }
-    // Blocks that slice `slice` attends to. All are alike where warpgroups take turns.
-    __device__ __forceinline__ int count_of(int slice) const {
+    // Blocks that warpgroup `group` attends to. All are alike where they take turns.
+    __device__ __forceinline__ int count_of(int group) const {
         if constexpr (Block::kReach != kDiagonal || Shape::kLoader) return count;
-        return blocks_before(needed_before((slice + 1) * kSliceRows));
+        return blocks_before(needed_before((group + 1) * kWarpgroupRows));
     }
     static __device__ __forceinline__ int blocks_before(int column) {
         return (column + Block::kColumns - 1) / Block::kColumns;

@@ -1,4 +1,4 @@
-// Block attention, products: a slice's queries, running softmax and sums in a warpgroup's registers.
+// Block attention, products: one warpgroup's queries, running softmax and sums in registers.
 #pragma once
 
 #include "block_layout.cuh"
@@ -24,17 +24,8 @@ __device__ __forceinline__ void transpose_quad(unsigned (&x)[kQuad]) {
     }
 }
 
-// wait_products where unrolled loops count what may still run.
-__device__ __forceinline__ void wait_products(int pending) {
-    if (pending == 0) wait_products<0>();
-    if (pending == 1) wait_products<1>();
-    if (pending == 2) wait_products<2>();
-    if (pending == 3) wait_products<3>();
-}
-
-// 64 rows of a tile, slice `number`.
 template <class Shape>
-struct Slice {
+struct Warpgroup {
     using Block = Blocking<Shape>;
     using Element = typename Shape::Element;
     static constexpr int kDepthSteps = Block::kHeadDim / kDepth;       // products across the channels
@@ -44,16 +35,17 @@ struct Slice {
     static constexpr int kColumnStepBytes = kDepth * kPanelRowBytes;   // of columns, down a panel
     static constexpr int kVectorGroups = Block::kRowVectors / kQuad;   // vectors a quad moves at a time
     static constexpr int kPanelVectors = kPanelElements / kVectorElements;
+    static constexpr int kStagedPanelBytes = kWarpRows * kPanelRowBytes;
 
-    int lane, number, tile_row;  // tile_row: of this lane's first row; its second is 8 further
+    int lane, group, tile_row;  // tile_row: of this lane's first row; its second is 8 further
     int query_at;               // where this lane's first vector of queries is
     unsigned query[kDepthSteps][4];
-    unsigned panels;  // address of the slice's panels: queries, if they are in shared memory, and results in the end
+    unsigned shared_queries;  // address
     float scores[Block::kColumns / 2];
     unsigned probabilities[kColumnSteps][4];
     float sum[Block::kHeadDim / 2];
     float maximum[2];  // of the rows' scores, unscaled; where sums are rescaled lazily, or a little less
-    float total[2];    // of their exponentials; this lane's columns only, until totals are finished
+    float total[2];    // of their exponentials, this lane's columns only
     unsigned kept[2][Block::kRowWords];  // of the block, where it has a bitmap: which columns each row keeps
 
     // Queries on their way from device memory, whole vectors.
@@ -61,14 +53,14 @@ struct Slice {
         uint4 vectors[kVectorGroups][2];
     };
 
-    __device__ __forceinline__ void start(unsigned base, int slice, const Task<Shape>& task) {
+    __device__ __forceinline__ void start(unsigned base, int warpgroup, const Task<Shape>& task) {
         lane = threadIdx.x % kWarpSize;
-        number = slice;
-        tile_row = number * kSliceRows + threadIdx.x % kWarpgroupSize / kWarpSize * kWarpRows + lane / kQuad;
-        panels = base + number * Block::kPanels * Block::kQueryPanelBytes;
+        group = warpgroup;
+        tile_row = group * kWarpgroupRows + threadIdx.x % kWarpgroupSize / kWarpSize * kWarpRows + lane / kQuad;
+        shared_queries = base + group * Block::kPanels * Block::kQueryPanelBytes;
         if constexpr (!Block::kCopiesQueries) {
             query_at = task.queries_at() + tile_row * Block::kTokenStride + lane % kQuad * kVectorElements;
-            compute_now(query_at);
+            settle(query_at);
         }
 #pragma unroll
         for (int i = 0; i < Block::kHeadDim / 2; ++i) sum[i] = 0.0f;
@@ -109,7 +101,7 @@ struct Slice {
         }
         if constexpr (Shape::kSharedQueries) {
             fence_shared();
-            synchronise_some<kWarpgroupSize>(Block::kQueryBarrier + threadIdx.x / kWarpgroupSize - Shape::kLoader);
+            synchronise_some<kWarpgroupSize>(Block::kQueryBarrier + group);
         }
     }
 
@@ -120,8 +112,8 @@ struct Slice {
 
     __device__ __forceinline__ void place_vector(uint4 loaded, int g, int r) {
         if constexpr (Shape::kSharedQueries) {
-            const int row = tile_row % kSliceRows + r * 8, vector = g * kQuad + lane % kQuad;
-            const unsigned to = panels + vector / kPanelVectors * Block::kQueryPanelBytes +
+            const int row = tile_row % kWarpgroupRows + r * 8, vector = g * kQuad + lane % kQuad;
+            const unsigned to = shared_queries + vector / kPanelVectors * Block::kQueryPanelBytes +
                                 panel_offset(row, vector % kPanelVectors);
             store_vector(to, loaded);
         } else {
@@ -137,7 +129,7 @@ struct Slice {
         if constexpr (!Shape::kSharedQueries) pin(query);
         pin(scores);
         fence_products();
-        const PanelDescriptor key_rows(keys, 16), query_rows(panels, 16);
+        const PanelDescriptor key_rows(keys, 16), query_rows(shared_queries, 16);
 #pragma unroll
         for (int k = 0; k < kDepthSteps; ++k) {
             const int panel = k / kPanelSteps, within = k % kPanelSteps * kStepBytes;
@@ -166,12 +158,12 @@ struct Slice {
         commit_products();
     }
 
-    // Reads the words of this thread's rows of bitmap `bitmap`; they come while products run.
-    __device__ __forceinline__ void fetch_bitmap(const unsigned* bitmaps, int bitmap) {
+    // Reads the words of this thread's rows of bitmap `number`; they come while products run.
+    __device__ __forceinline__ void fetch_bitmap(const unsigned* bitmaps, int number) {
         using Words = Vector<unsigned, Block::kRowWords>;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int row = bitmap * Block::kRows + tile_row + r * 8;
+            const int row = number * Block::kRows + tile_row + r * 8;
             const Words words = *reinterpret_cast<const Words*>(bitmaps + row * Block::kRowWords);
 #pragma unroll
             for (int w = 0; w < Block::kRowWords; ++w) kept[r][w] = words.values[w];
@@ -245,7 +237,7 @@ struct Slice {
     }
 
     // The softmax is over before what follows, a wait for products that run meanwhile.
-    __device__ __forceinline__ void finish_softmax() const { compute_now(total[0] + total[1]); }
+    __device__ __forceinline__ void finish_softmax() const { settle(total[0] + total[1], shared_queries); }
 
     __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
@@ -257,16 +249,6 @@ struct Slice {
     __device__ __forceinline__ void rescale(const float (&factor)[2]) {
 #pragma unroll
         for (int i = 0; i < Block::kHeadDim / 2; ++i) sum[i] *= factor[i / 2 % 2];
-    }
-
-    // Totals of whole rows, while the last products run.
-    __device__ __forceinline__ void finish_totals() {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            total[r] += __shfl_xor_sync(kFullWarp, total[r], 1);
-            total[r] += __shfl_xor_sync(kFullWarp, total[r], 2);
-        }
-        compute_now(total[0] + total[1]);
     }
 
     // ---- Partial results, of ranks that share rows: a warp's vectors lie by lane.
@@ -284,7 +266,7 @@ struct Slice {
 
     // Merges them with this warp's own.
     __device__ __forceinline__ void take(unsigned partial) {
-        const auto load = [&](int i) { return load_float4(partial + (i * kWarpSize + lane) * kVectorBytes); };
+        const auto load = [&](int i) { return load_floats(partial + (i * kWarpSize + lane) * kVectorBytes); };
         const float4 of_rows = load(0);
         const float their_maximum[2] = {of_rows.x, of_rows.y}, their_total[2] = {of_rows.z, of_rows.w};
         float own[2], theirs[2];
@@ -308,15 +290,16 @@ struct Slice {
         }
     }
 
-    // Divides by the totals, adds the bias of the values and writes whole vectors, by way of the warp's rows of the
-    // slice's panels, which nobody reads any more. A row that keeps nothing has a total of 0 and becomes zeros, whatever
-    // its sums are. `bias` is that of this head's values; `rows` are left in the sequence.
-    __device__ __forceinline__ void store(Element* result, int stride, const Element* bias, int rows) {
-        const unsigned staging = panels + threadIdx.x % kWarpgroupSize / kWarpSize * kWarpRows * kPanelRowBytes;
+    // Divides by the totals, adds the bias of the values and writes whole vectors, by way of the 16 rows of a panel, or
+    // of two, at the shared address `staging`. A row that keeps nothing has a total of 0 and becomes zeros, whatever its
+    // sums are. `bias` is that of this head's values; `rows` are left in the sequence.
+    __device__ __forceinline__ void store(Element* result, int stride, const Element* bias, int rows, unsigned staging) {
         float factor[2];
         unsigned keeps[2];  // all bits, or none
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+            total[r] += __shfl_xor_sync(kFullWarp, total[r], 1);
+            total[r] += __shfl_xor_sync(kFullWarp, total[r], 2);
             factor[r] = __fdividef(1.0f, total[r]);
             keeps[r] = total[r] == 0.0f ? 0 : ~0u;
         }
@@ -335,7 +318,7 @@ struct Slice {
                 const float high = fmaf(sum[4 * vector + 2 * r + 1], factor[r], offset[1]);
                 pairs[i] = pack_pair<Element>(low, high) & keeps[r];
             }
-            store_matrices((to ^ n % kPanelVectors * kVectorBytes) + n / kPanelVectors * Block::kQueryPanelBytes, pairs);
+            store_matrices((to ^ n % kPanelVectors * kVectorBytes) + n / kPanelVectors * kStagedPanelBytes, pairs);
         }
         __syncwarp();
         constexpr int kReads = kWarpRows * Block::kRowVectors / kWarpSize, kReadRows = kWarpSize / Block::kRowVectors;
@@ -343,15 +326,14 @@ struct Slice {
         uint4 whole[kReads];
 #pragma unroll
         for (int i = 0; i < kReads; ++i) {
-            const int panel = vector / kPanelVectors * Block::kQueryPanelBytes;
+            const int panel = vector / kPanelVectors * kStagedPanelBytes;
             whole[i] = load_vector(staging + panel + panel_offset(row + i * kReadRows, vector % kPanelVectors));
         }
         const int first = tile_row - lane / kQuad + row;
         Element* to_result = result + first * stride + vector * kVectorElements;
 #pragma unroll
         for (int i = 0; i < kReads; ++i) {
-            const bool exists = Block::kWholeTiles || first + i * kReadRows < rows;
-            if (exists) *reinterpret_cast<uint4*>(to_result + i * kReadRows * stride) = whole[i];
+            if (first + i * kReadRows < rows) *reinterpret_cast<uint4*>(to_result + i * kReadRows * stride) = whole[i];
         }
     }
 };

@@ -10,14 +10,9 @@ __device__ __forceinline__ void synchronise_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Barriers that this thread has started may be used by whoever meets it afterwards, and by stores that complete at them.
-__device__ __forceinline__ void fence_started_barriers() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Tells the other blocks that this thread has begun; does not wait.
+// Tells the other blocks that this thread has begun, and that the barriers it started may be used; does not wait.
 __device__ __forceinline__ void announce_begun() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;\n\tbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 // Waits until all threads of the cluster have announced themselves: then all blocks have shared memory.
@@ -36,18 +31,6 @@ __device__ __forceinline__ void store_remote(unsigned remote, float4 vector, uns
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
                  "f"(vector.x), "f"(vector.y), "f"(vector.z), "f"(vector.w), "r"(barrier)
                  : "memory");
-}
-
-// Waits for the first phase of a barrier that counts what threads of the cluster store.
-__device__ __forceinline__ void wait_stored(unsigned barrier) {
-    int over;
-    do {
-        asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n\t"
-                     "selp.s32 %0, 1, 0, p;\n\t}"
-                     : "=r"(over)
-                     : "r"(barrier)
-                     : "memory");
-    } while (!over);
 }
 
 // Arrives at a barrier of this block, whose phase ends when so many bytes have come, too.

@@ -85,21 +85,21 @@ __device__ __forceinline__ const T* opaque(const T* address) {
     return address;
 }
 
-// ---- Order of instructions. The assembler puts off what is needed only after a wait; a store that never happens, but
-// depends on a value, makes it compute that value first.
+// ---- Order of instructions: what the assembler would put off until after a wait, it computes before a store of it, which
+// never happens.
 
 // `place` is an offset, or an address of shared memory, and not -1.
 template <class T>
-__device__ __forceinline__ void compute_now(T& place) {
+__device__ __forceinline__ void settle(T& place) {
     static_assert(sizeof(T) == 4, "a place is a word");
     asm volatile("{\n\t.reg .pred never;\n\tsetp.eq.u32 never, %0, -1;\n\t@never st.shared.u32 [%0], %0;\n\t}"
                  : "+r"(place)::"memory");
 }
 
-// `value` is not negative.
-__device__ __forceinline__ void compute_now(float value) {
+// `value` is not negative, `nowhere` any address of shared memory.
+__device__ __forceinline__ void settle(float value, unsigned nowhere) {
     asm volatile("{\n\t.reg .pred never;\n\tsetp.lt.f32 never, %0, 0f00000000;\n\t@never st.shared.f32 [%1], %0;\n\t}" ::
-                     "f"(value), "r"(0)
+                     "f"(value), "r"(nowhere)
                  : "memory");
 }
 
@@ -211,7 +211,7 @@ __device__ __forceinline__ uint4 load_vector(unsigned address) {
     return vector;
 }
 
-__device__ __forceinline__ float4 load_float4(unsigned address) {
+__device__ __forceinline__ float4 load_floats(unsigned address) {
     float4 vector;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(vector.x), "=f"(vector.y), "=f"(vector.z), "=f"(vector.w)

@@ -71,7 +71,7 @@ struct Multiplier {
     WarpTile<Shape> warp;
     Turn<Tile::kSlots> slot;
     Turn<Tile::kBuffers> buffer;
-    Turn<Tile::kShelfBuffers> shelf;
+    Turn<1> shelf;
     int uncounted = kNoHead;  // whose partial item this warp has written and not counted yet
 
     __device__ __forceinline__ Multiplier(const Plan<Element>& plan, const Shared<Shape>& shared, Element* result)
@@ -145,9 +145,9 @@ struct Multiplier {
                 return;
             }
             for (int from = 0; from < item.merges; ++from) {
-                wait_phase(shared.shelf_full(shelf.at), shelf.parity);
-                warp.merge_shelf(shared, shelf.at);
-                arrive(shared.shelf_empty(shelf.at));
+                wait_phase(shared.shelf_full(), shelf.parity);
+                warp.merge_shelf(shared);
+                arrive(shared.shelf_empty());
                 shelf.advance();
             }
         }

@@ -80,8 +80,6 @@ SHIFTING_CAPABILITY = 90
 """Of chips whose warps can give registers to others of their block."""
 COPY_REGISTERS, PLENTY_REGISTERS = 64, 128
 """What a copying thread keeps, and a share with which a multiplying one needs no more."""
-MOST_SHELF_BUFFERS = 2
-"""One shelf is merged while the next comes."""
 WARPGROUP = 4
 """Warps that give registers back, or take them, together."""
 
@@ -130,8 +128,6 @@ class GatherTemplate:
             mask_batches=len(plan.headers),
             items=plan.items,
             partial_items=plan.partial_items,
-            shelved=plan.shelved,
-            shelf_buffers=_shelf_buffers(plan),
             formula=plan.formula,
             padded=workload.padded,
             packed=workload.packed,
@@ -255,7 +251,7 @@ def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec
         return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
     if values["blocks"] * (needed + BLOCK_SHARED_BYTES) > device.shared_bytes_per_block + BLOCK_SHARED_BYTES:
         return f"{values['blocks']} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
-    partial_sums = plan.shelves * len(plan.shelved) * workload.batch * workload.heads * channels(workload)
+    partial_sums = plan.shelves * workload.rows * workload.heads * channels(workload)
     if partial_sums > MAX_INDEX:
         return f"partial results would have {partial_sums:,} elements, and 31 bits index {MAX_INDEX + 1:,} at most"
     return None
@@ -287,16 +283,11 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     slot = _aligned(2 * values["chunk"] * row_bytes + 4 * step_words + 4 * values["chunk"] * workload.padded)
     numbers = tile_rows * (1 + plan.passes * two)
     item = _aligned((tile_rows + 2) * row_bytes + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
-    shelves = _shelf_buffers(plan)
-    results = tile_rows * (row_bytes * shelves + _weight_bytes(workload) * (1 if two else shelves))
+    shelves = plan.shelves > 0
+    results = tile_rows * (row_bytes * shelves + _weight_bytes(workload) * (two or shelves))
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
     barriers = 8 * (2 * (values["slots"] + values["buffers"] + shelves) + 1)
     return values["slots"] * slot + values["buffers"] * item + results + of_warps + barriers
-
-
-def _shelf_buffers(plan: GatherPlan | GatherOutline) -> int:
-    """Shelves that are on their way, or being merged, at a time."""
-    return min(plan.shelves, MOST_SHELF_BUFFERS)
 
 
 def _fragment_columns(values: Mapping[str, int], plan: GatherPlan) -> int:
@@ -407,7 +398,7 @@ def _scratch(workload: Workload, values: Mapping[str, int], plan: GatherPlan) ->
     heads = workload.batch * workload.heads
     if not plan.partial_items and _grid(workload, values, plan) == plan.items * heads:
         return ()
-    rows = max(1, plan.shelves * heads * len(plan.shelved))
+    rows = max(1, plan.shelves * heads * workload.seq_len)
     sizes = (rows * _row_bytes(workload), rows * _weight_bytes(workload), (2 + heads) * 4)
     return tuple(zip(SCRATCH_NAMES, sizes, strict=True))
 

@@ -70,7 +70,6 @@ struct Copier {
     static constexpr int kBarrier = 1;  // named barrier of the copying warps
     static constexpr bool kDraws = Tile::kTickets > Shape::kGrid;
     static constexpr bool kWaits = Tile::kShelves;
-    static constexpr int kFetchAhead = Shape::kComputed ? 1 : 2;  // chunks whose columns are known, or on their way
 
     const Element* qkv;
     const Element* bias;
@@ -79,7 +78,7 @@ struct Copier {
     int thread, first_row, vector;
     Turn<Tile::kSlots> slot;
     Turn<Tile::kBuffers> buffer;
-    Turn<Tile::kShelfBuffers> shelf;
+    Turn<1> shelf;
 
     // Which rows of a matrix of ROWS rows the warp copies, as numbers of device memory's: each lane holds a few, and gives
     // them to the others when they are copied. -1 where there is none.
@@ -210,9 +209,8 @@ struct Copier {
         const int chunks = Tile::kPadded ? chunks_within(length, item, source.chunks()) : source.chunks();
         Rows rows;
         rows.fetch(thread, [&](int row) { return source.row(row); });
-        Columns ahead[kFetchAhead];
-#pragma unroll
-        for (int chunk = 0; chunk < kFetchAhead; ++chunk) fetch_columns(ahead[chunk], source, chunk, chunks);
+        Columns next;
+        next.fetch(thread, [&](int row) { return source.column(row); });
         wait_phase(shared.item_empty(buffer.at), buffer.parity ^ 1);
         copy_plan(item);
         wait_for_inputs();
@@ -221,10 +219,10 @@ struct Copier {
         if constexpr (Shape::kAddBias) copy_biases(bias + channels);
         publish(ticket, length, chunks);
         for (int chunk = 0; chunk < chunks; ++chunk) {
-            const Columns fetched = ahead[0];
-#pragma unroll
-            for (int i = 1; i < kFetchAhead; ++i) ahead[i - 1] = ahead[i];
-            fetch_columns(ahead[kFetchAhead - 1], source, chunk + kFetchAhead, chunks);
+            const Columns fetched = next;
+            if (chunk + 1 < chunks) {
+                next.fetch(thread, [&](int row) { return source.column((chunk + 1) * Tile::kChunk + row); });
+            }
             wait_phase(shared.slot_empty(slot.at), slot.parity ^ 1);
             copy_chunk(queries + Tile::kWidth, fetched, length);
             if constexpr (Tile::kPadded) copy_columns(plan.columns + (item * Tile::kChunks + chunk) * Tile::kChunk);
@@ -234,11 +232,6 @@ struct Copier {
         }
         if constexpr (kWaits) copy_shelves(taken.head, source.merges(), rows);
         return drawn;
-    }
-
-    __device__ __forceinline__ void fetch_columns(Columns& columns, const Source& source, int chunk, int chunks) const {
-        if (chunk >= chunks) return;
-        columns.fetch(thread, [&](int row) { return source.column(chunk * Tile::kChunk + row); });
     }
 
     // Brings the shelves that the item merges. All that its multiplying warps wait for until then has been issued, and
@@ -251,9 +244,9 @@ struct Copier {
         }
         synchronise_some<Tile::kCopyThreads>(kBarrier);
         for (int from = 0; from < merges; ++from) {
-            wait_phase(shared.shelf_empty(shelf.at), shelf.parity ^ 1);
+            wait_phase(shared.shelf_empty(), shelf.parity ^ 1);
             copy_shelf(from, head, rows);
-            arrive_with_copies(shared.shelf_full(shelf.at));
+            arrive_with_copies(shared.shelf_full());
             shelf.advance();
         }
     }
@@ -264,10 +257,10 @@ struct Copier {
             const int number = rows.of(i, thread);
             if (number < 0) continue;
             const int at = scratch_row<Shape>(from, head, number);
-            copy_vector<Tile::kResultsAt, 0>(shared.address + shelf.at * Tile::kQueryBytes + target(i),
+            copy_vector<Tile::kResultsAt, 0>(shared.address + target(i),
                                              plan.sums + at * Tile::kChannels + vector * Tile::kVectorElements);
             if (vector > 0) continue;
-            copy_async<Tile::kWeightBytes>(shared.result_weight(shelf.at, first_row + i * Tile::kCopyRows), plan.weights + at);
+            copy_async<Tile::kWeightBytes>(shared.result_weight(first_row + i * Tile::kCopyRows), plan.weights + at);
         }
     }
 

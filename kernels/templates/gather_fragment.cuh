@@ -339,8 +339,8 @@ struct WarpTile {
     __device__ __forceinline__ uint4* pass_vector(const Shared<Shape>& shared, int buffer, int r, int v) const {
         return shared.pass_vector(buffer, places[r], lane % kQuad * Tile::kLaneVectors + v);
     }
-    __device__ __forceinline__ uint4* shelf_vector(const Shared<Shape>& shared, int shelf, int r, int v) const {
-        return shared.shelf_vector(shelf, places[r], lane % kQuad * Tile::kLaneVectors + v);
+    __device__ __forceinline__ uint4* shelf_vector(const Shared<Shape>& shared, int r, int v) const {
+        return shared.shelf_vector(places[r], lane % kQuad * Tile::kLaneVectors + v);
     }
 
     // Between blocks, in scratch. Totals must have been summed over the quad.
@@ -356,22 +356,22 @@ struct WarpTile {
         __syncwarp();  // whoever counts the item speaks for all lanes
     }
 
-    // Takes in a shelf in shared memory. Totals must have been summed over the quad.
-    __device__ __forceinline__ void merge_shelf(const Shared<Shape>& shared, int shelf) {
+    // Takes in the shelf in shared memory. Totals must have been summed over the quad.
+    __device__ __forceinline__ void merge_shelf(const Shared<Shape>& shared) {
         float highest[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) highest[r] = fmaxf(maximum[r], unscaled(shelf_weight(shared, shelf, r).log));
+        for (int r = 0; r < 2; ++r) highest[r] = fmaxf(maximum[r], unscaled(shelf_weight(shared, r).log));
         rescale(highest);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const Weight<Element> weight = shelf_weight(shared, shelf, r);
+            const Weight<Element> weight = shelf_weight(shared, r);
             if (weight.log == negative_infinity()) continue;
             const float factor = exp2_fast(weight.log - base[r]);
             total[r] += factor * weight.total;
 #pragma unroll
             for (int v = 0; v < Tile::kLaneVectors; ++v) {
                 float values[Tile::kVectorElements];
-                Format::unpack(values, *shelf_vector(shared, shelf, r, v));
+                Format::unpack(values, *shelf_vector(shared, r, v));
 #pragma unroll
                 for (int i = 0; i < Tile::kVectorElements; ++i) {
                     sum_at(v, i, r) = fmaf(factor, values[i], sum_at(v, i, r));
@@ -381,9 +381,9 @@ struct WarpTile {
     }
 
     // Nothing is copied where there is no row.
-    __device__ __forceinline__ Weight<Element> shelf_weight(const Shared<Shape>& shared, int shelf, int r) const {
+    __device__ __forceinline__ Weight<Element> shelf_weight(const Shared<Shape>& shared, int r) const {
         if (!exists(rows[r])) return {negative_infinity()};
-        return shared.result_weights(shelf)[places[r]];
+        return shared.result_weights()[places[r]];
     }
 
     __device__ __forceinline__ uint4* scratch_vectors(const Plan<Element>& plan, int at) const {

@@ -56,8 +56,8 @@ struct Plan {
     const int* orders;
     const int* columns;
     const unsigned* steps;
-    Element* sums;  // scratch: (shelves, batch * heads, shelved rows, channels in the order of a lane)
-    Weight<Element>* weights;  // scratch: (shelves, batch * heads, shelved rows)
+    Element* sums;  // scratch: (shelves, batch * heads, seq_len, channels in the order of a lane)
+    Weight<Element>* weights;  // scratch: (shelves, batch * heads, seq_len)
     int* counts;  // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items
     const int* lengths = nullptr;  // (batch), where sequences have lengths
     const int* limits = nullptr;   // for each item: its lowest row, and the lowest column from each chunk on
@@ -75,8 +75,7 @@ struct Tiling {
     static constexpr bool kPadded = Shape::kPadded, kPacked = Shape::kPacked;
     static constexpr int kAllHeads = Shape::kBatch * kHeads;
     static constexpr int kTickets = kAllHeads * kItems;
-    static constexpr int kShelfBuffers = Shape::kShelfBuffers;  // shelves on their way, or being merged
-    static constexpr bool kShelves = kShelfBuffers > 0;
+    static constexpr bool kShelves = Shape::kPartialItems > 0;
 
     static constexpr int kThreads = Shape::kWarps * kWarpSize;  // that multiply
     static constexpr int kCopyThreads = Shape::kCopyWarps * kWarpSize;
@@ -117,11 +116,12 @@ struct Tiling {
     static constexpr int kItemsAt = kSlots * kSlotBytes;
     static constexpr int kResultsAt = kItemsAt + kBuffers * kItemBytes;
     static constexpr int kWeightBytes = sizeof(Weight<Element>);
-    static constexpr int kResultWeightsAt = kResultsAt + kShelfBuffers * kQueryBytes;
-    static constexpr int kPartialsAt = kResultWeightsAt + (kPasses > 1 ? 1 : kShelfBuffers) * kTileRows * kWeightBytes;
+    static constexpr int kShelfBytes = kShelves ? kQueryBytes : 0;
+    static constexpr int kResultWeightsAt = kResultsAt + kShelfBytes;
+    static constexpr int kPartialsAt = kResultWeightsAt + (kPasses > 1 || kShelves ? kTileRows * kWeightBytes : 0);
     static constexpr int kWarpBytes = (kStepWarps - 1) * kFragments * kPartialFloats * kWarpSize * 4;
     static constexpr int kBarriersAt = kPartialsAt + kWarpBytes;
-    static constexpr int kBarriers = 2 * (kSlots + kBuffers + kShelfBuffers);
+    static constexpr int kBarriers = 2 * (kSlots + kBuffers + kShelves);
     static constexpr int kSharedBytes = kBarriersAt + (kBarriers + 1) * kBarrierBytes;
 
     static_assert(!kPacked || (kPadded && Shape::kMerged), "packed sequences have lengths, and rows of tokens alone");
@@ -130,7 +130,6 @@ struct Tiling {
     static_assert(kBuffers == 1 || kBuffers == 2, "queries of the next item wait in shared memory, or of none");
     static_assert(kTileRows % kFragmentRows == 0, "a warp covers 16 rows");
     static_assert(kPasses == 1 || kStepWarps == 1, "an item of two passes has one warp for each fragment");
-    static_assert(kShelves == (Shape::kPartialItems > 0), "partial results have shelves, and nothing else has");
     static_assert(kPasses == 1 || !kShelves, "results of a pass and of a shelf would lie in the same place");
     static_assert(Shape::kWarps % kFragments == 0, "each fragment has the same number of warps");
     static_assert(kStep <= kBlockColumns && kBlockColumns % kStep == 0, "a step lies in one block of columns");
@@ -195,7 +194,7 @@ __device__ __forceinline__ HeadItem head_item_of(int number) {
 // Where row `row` of a head lies on a shelf, in rows of scratch.
 template <class Shape>
 __device__ __forceinline__ int scratch_row(int shelf, int head, int row) {
-    return (shelf * Tiling<Shape>::kAllHeads + head) * Shape::kShelvedRows + row - Shape::kFirstShelved;
+    return (shelf * Tiling<Shape>::kAllHeads + head) * Tiling<Shape>::kSeqLen + row;
 }
 
 // ---- Shared memory.
@@ -245,16 +244,15 @@ struct Shared {
     __device__ __forceinline__ uint4* pass_vector(int item, int row, int vector) const {
         return reinterpret_cast<uint4*>(queries(item) + swizzled<Tile::kRowVectors>(row, vector));
     }
-    __device__ __forceinline__ uint4* shelf_vector(int shelf, int row, int vector) const {
-        const int place = shelf * Tile::kQueryBytes + swizzled<Tile::kRowVectors>(row, vector);
-        return reinterpret_cast<uint4*>(base + Tile::kResultsAt + place);
+    __device__ __forceinline__ uint4* shelf_vector(int row, int vector) const {
+        return reinterpret_cast<uint4*>(base + Tile::kResultsAt + swizzled<Tile::kRowVectors>(row, vector));
     }
-    __device__ __forceinline__ Weight<typename Shape::Element>* result_weights(int shelf = 0) const {
-        return reinterpret_cast<Weight<typename Shape::Element>*>(base + Tile::kResultWeightsAt) + shelf * Tile::kTileRows;
+    __device__ __forceinline__ Weight<typename Shape::Element>* result_weights() const {
+        return reinterpret_cast<Weight<typename Shape::Element>*>(base + Tile::kResultWeightsAt);
     }
 
-    __device__ __forceinline__ unsigned result_weight(int shelf, int row) const {
-        return address + Tile::kResultWeightsAt + (shelf * Tile::kTileRows + row) * Tile::kWeightBytes;
+    __device__ __forceinline__ unsigned result_weight(int row) const {
+        return address + Tile::kResultWeightsAt + row * Tile::kWeightBytes;
     }
 
     // Those of items come first: racecheck does not see an arrival of copies at a barrier that lies below the one whose
@@ -265,8 +263,8 @@ struct Shared {
     __device__ __forceinline__ unsigned item_empty(int item) const { return item_full(Tile::kBuffers + item); }
     __device__ __forceinline__ unsigned slot_full(int slot) const { return item_full(2 * Tile::kBuffers + slot); }
     __device__ __forceinline__ unsigned slot_empty(int slot) const { return slot_full(Tile::kSlots + slot); }
-    __device__ __forceinline__ unsigned shelf_full(int shelf) const { return slot_empty(Tile::kSlots + shelf); }
-    __device__ __forceinline__ unsigned shelf_empty(int shelf) const { return shelf_full(Tile::kShelfBuffers + shelf); }
+    __device__ __forceinline__ unsigned shelf_full() const { return slot_empty(Tile::kSlots); }
+    __device__ __forceinline__ unsigned shelf_empty() const { return shelf_full() + kBarrierBytes; }
     __device__ __forceinline__ int* drawn() const {  // the next ticket, on its way between copying warps
         return reinterpret_cast<int*>(base + Tile::kBarriersAt + Tile::kBarriers * kBarrierBytes);
     }
@@ -290,9 +288,9 @@ struct Shared {
             start_barrier(item_full(item), Tile::kCopyThreads + 1);
             start_barrier(item_empty(item), Tile::kThreads);
         }
-        for (int shelf = 0; shelf < Tile::kShelfBuffers; ++shelf) {
-            start_barrier(shelf_full(shelf), Tile::kCopyThreads);
-            start_barrier(shelf_empty(shelf), Tile::kFragments * kWarpSize);
+        if constexpr (Tile::kShelves) {
+            start_barrier(shelf_full(), Tile::kCopyThreads);
+            start_barrier(shelf_empty(), Tile::kFragments * kWarpSize);
         }
     }
 };

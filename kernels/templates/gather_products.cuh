@@ -165,9 +165,9 @@ struct Products<Shape, float> {
             }
         }
 
-        __device__ __forceinline__ explicit Split(uint4 words)
-            : Split(__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
-                    __uint_as_float(words.w)) {}
+        __device__ __forceinline__ explicit Split(const unsigned (&words)[4])
+            : Split(__uint_as_float(words[0]), __uint_as_float(words[1]), __uint_as_float(words[2]),
+                    __uint_as_float(words[3])) {}
     };
 
     // Column 2c of 8 is number c in the depth of the product, column 2c + 1 number c + 4: so a lane has the
@@ -192,11 +192,11 @@ struct Products<Shape, float> {
             float low_part[4] = {}, high_part[4] = {};
 #pragma unroll
             for (int k = block * kBlockSteps; k < (block + 1) * kBlockSteps; ++k) {
-                unsigned words[4];
-                load_matrices(words, at_depth(keys, k));
-                const Split key(make_uint4(words[0], words[1], words[2], words[3]));
-                const Split rows(make_uint4(opaque(query[k][0]), opaque(query[k][1]), opaque(query[k][2]),
-                                            opaque(query[k][3])));
+                unsigned key_words[4], query_words[4];
+                load_matrices(key_words, at_depth(keys, k));
+#pragma unroll
+                for (int i = 0; i < 4; ++i) query_words[i] = opaque(query[k][i]);
+                const Split key(key_words), rows(query_words);
                 multiply_add_tf32(low_rest, rows.low, key.high[0], key.high[1]);
                 multiply_add_tf32(high_rest, rows.low, key.high[2], key.high[3]);
                 multiply_add_tf32(low_part, rows.high, key.high[0], key.high[1]);
@@ -225,9 +225,11 @@ struct Products<Shape, float> {
             float fresh[kBlockTiles][4] = {};
 #pragma unroll
             for (int t = 0; t < 2; ++t) {
+                unsigned even[4], odd[4];
                 const unsigned from = values + block * kBlockBytes;
-                const Split first(load_vector(from + OneStep::offset(step.values[2 * t], group)));
-                const Split second(load_vector(from + OneStep::offset(step.values[2 * t + 1], group)));
+                load_words(even, from + OneStep::offset(step.values[2 * t], group));
+                load_words(odd, from + OneStep::offset(step.values[2 * t + 1], group));
+                const Split first(even), second(odd);
 #pragma unroll
                 for (int j = 0; j < kBlockTiles; ++j) {
                     multiply_add_tf32(fresh[j], probabilities[t].low, first.high[j], second.high[j]);

@@ -2,7 +2,6 @@
 // meaning.
 #pragma once
 
-#include "barriers.cuh"
 #include "common.cuh"
 
 namespace atoffer {
@@ -13,9 +12,6 @@ inline void synchronise_cluster() {
     emulation::announce_to_cluster();
     emulation::await_cluster();
 }
-
-inline void fence_started_barriers() {}
-inline void wait_stored(unsigned barrier) { wait_phase(barrier, 0); }
 
 inline void announce_begun() { emulation::announce_to_cluster(); }
 inline void await_begun() { emulation::await_cluster(); }

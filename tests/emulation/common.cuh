@@ -128,8 +128,8 @@ T opaque(T value) {
 }
 
 template <class T>
-void compute_now(T&) {}
-inline void compute_now(float) {}
+void settle(T&) {}
+inline void settle(float, unsigned) {}
 inline float __log2f(float x) { return log2f(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 
@@ -163,7 +163,7 @@ inline uint4 load_vector(unsigned address) {
     return vector;
 }
 
-inline float4 load_float4(unsigned address) {
+inline float4 load_floats(unsigned address) {
     float4 vector;
     std::memcpy(&vector, emulation::shared_bytes("ld.shared.v4", address, 16), 16);
     return vector;

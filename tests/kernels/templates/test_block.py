@@ -18,15 +18,13 @@ from tests.kernels.templates.block_choices import (
     BLOCKINGS,
     COPIED_QUERIES,
     DEFAULT,
-    FOUR_RANKS,
+    FOUR_SPLITS,
     LOADER,
-    ONE_BLOCKS_RANKS,
     RUNS,
     SHORT,
     SMALL_LOADER,
     THREE_GROUPS,
-    TWO_HALVES,
-    TWO_RANKS,
+    TWO_SPLITS,
     choice_of,
 )
 from tests.kernels.templates.checks import (
@@ -208,7 +206,7 @@ def possible(workload, run=RUNS[2]):
 
 def test_which_blockings_are_possible():
     assert possible(Workload()) == [choice_of(**values) for values in BLOCKINGS]
-    assert possible(Workload(heads=6, head_dim=128)) == [choice_of(**values) for values in (LOADER, SHORT, TWO_RANKS)]
+    assert possible(Workload(heads=6, head_dim=128)) == [choice_of(**values) for values in (LOADER, SHORT, TWO_SPLITS)]
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -236,16 +234,11 @@ def test_shared_memory_holds_queries_and_stages():
 
 
 def test_blocks_that_share_rows_have_room_for_what_others_found():
-    alone, others = FOUR_RANKS | {"ranks": 1, "cluster": 1}, 3 * 32 * (32 + 4) * 4
+    alone, others = FOUR_SPLITS | {"splits": 1}, 3 * 32 * (32 + 4) * 4
     assert shared_bytes(Workload(), alone) == 1024 + 3 * (2 * 64 * 128 + 24)
-    ring = 3 * (2 * 64 * 128 + 24) + 8 + others
-    assert shared_bytes(Workload(), FOUR_RANKS) == 1024 + -(-ring // 1024) * 1024
-    assert shared_bytes(Workload(), FOUR_RANKS | {"cluster": 2}) == 1024 + 2 * -(-ring // 1024) * 1024
-    few, many, two = (
-        TEMPLATE.geometry(SMALL, choice_of(**values)) for values in (alone, FOUR_RANKS, FOUR_RANKS | {"cluster": 2})
-    )
+    assert shared_bytes(Workload(), FOUR_SPLITS) == shared_bytes(Workload(), alone) + 8 + others
+    few, many = (TEMPLATE.geometry(SMALL, choice_of(**values)) for values in (alone, FOUR_SPLITS))
     assert many == replace(few, blocks=4 * few.blocks)
-    assert two == replace(few, blocks=2 * few.blocks, threads=2 * few.threads)
 
 
 def test_a_loader_gives_its_registers_to_those_that_compute():
@@ -264,23 +257,16 @@ def test_pairs_at_once_share_the_cache():
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"tile_rows": 96}, "must be 64, or"),
-        ({"tile_rows": 256}, "must be 64, or"),
-        (TWO_HALVES | {"tile_rows": 192}, "must be 128, or"),
-        (TWO_HALVES | {"tile_rows": 384}, "need a loader"),
-        ({"halves": 3}, "1 or 2"),
-        (TWO_HALVES | {"shared_queries": 0}, "queries in shared memory"),
-        (TWO_HALVES | {"residents": 3, "stages": 3}, "registers"),
+        ({"tile_rows": 96}, "64, 128 or 192"),
+        ({"tile_rows": 256}, "64, 128 or 192"),
         ({"columns": 96}, "64 or 128"),
         ({"tile_rows": 192}, "need a loader"),
         ({"stages": 2}, "need 3"),
         ({"stages": 16}, "shared memory"),
         ({"stages": 6}, "does not hold 2 blocks"),
-        ({"ranks": 3}, "1, 2 or 4"),
-        (FOUR_RANKS | {"cluster": 8}, "as many blocks"),
-        (TWO_RANKS | {"cluster": 4}, "as many blocks"),
-        ({"ranks": 2}, "share 64 rows"),
-        (SMALL_LOADER | {"ranks": 2}, "share 64 rows"),
+        ({"splits": 3}, "1, 2 or 4"),
+        ({"splits": 2}, "share 64 rows"),
+        (SMALL_LOADER | {"splits": 2}, "share 64 rows"),
         (THREE_GROUPS | {"shared_queries": 0}, "registers"),
     ],
 )
@@ -288,12 +274,6 @@ def test_hard_rules(values, reason):
     assert TEMPLATE.impossible(Workload(), Run(2, 5), DEFAULT, H100) is None
     assert TEMPLATE.impossible(Workload(), Run(2, 5), LOADER, H100) is None
     assert reason in (TEMPLATE.impossible(Workload(), Run(2, 5), DEFAULT | values, H100) or "")
-
-
-def test_few_blocks_need_no_more_stages():
-    for seq_len, reason in ((512, None), (513, "as many as there are blocks")):
-        found = TEMPLATE.impossible(Workload(batch=1, seq_len=seq_len), Run(2, 5), ONE_BLOCKS_RANKS, H100)
-        assert found is None if reason is None else reason in found
 
 
 @pytest.mark.parametrize(
@@ -328,9 +308,9 @@ def test_work_counts_whole_blocks_and_needed_columns():
         (Run(1, 5), "float16", 128, LOADER),
         (Run(2, 6), "bfloat16", 64, THREE_GROUPS),
         (Run(2, 5), "bfloat16", 128, SHORT),
-        (Run(1, 6), "float16", 64, TWO_RANKS),
+        (Run(1, 6), "float16", 64, TWO_SPLITS),
         (Run(2, 6), "float16", 64, COPIED_QUERIES),
-        (Run(2, 6), "bfloat16", 64, FOUR_RANKS),
+        (Run(2, 6), "bfloat16", 64, FOUR_SPLITS),
     ],
 )
 def test_compiles(run, dtype, head_dim, values):
@@ -340,7 +320,7 @@ def test_compiles(run, dtype, head_dim, values):
 
 def test_device_code_refuses_what_it_cannot_do():
     with pytest.raises(CompileError, match="a block is copied while two others are in use"):
-        compile_kernel(TEMPLATE.program(SMALL, choice_of(stages=1)), "sm_90a")
+        compile_kernel(TEMPLATE.program(SMALL, choice_of(stages=2)), "sm_90a")
 
 
 # ---- On a GPU.

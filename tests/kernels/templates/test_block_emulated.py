@@ -11,14 +11,13 @@ from tests.kernels.templates.block_choices import (
     BLOCKINGS,
     COPIED_QUERIES,
     DEFAULT,
-    FOUR_RANKS,
+    FOUR_SPLITS,
     LOADER,
     RUNS,
     SHORT,
     SMALL_LOADER,
     THREE_GROUPS,
-    TWO_HALVES,
-    TWO_RANKS,
+    TWO_SPLITS,
     choice_of,
 )
 
@@ -36,20 +35,15 @@ def test_every_blocking(assert_emulated, run, values):
     ("mask", "seq_len", "values"),
     [
         ("dense", 1, SHORT),
-        ("dense", 257, FOUR_RANKS),
+        ("dense", 257, FOUR_SPLITS),
         ("dense", 300, THREE_GROUPS | {"lazy": 1}),
         ("causal", 193, DEFAULT | {"shared_queries": 0}),
-        ("causal", 193, TWO_HALVES),
-        ("causal", 256, TWO_HALVES | {"lazy": 1}),
-        ("causal", 520, TWO_HALVES | {"tile_rows": 256, "residents": 1, "stages": 5}),
-        ("dense", 150, TWO_HALVES),
-        ("bigbird:window=8,global=2,random=1,block=8", 300, TWO_HALVES),
         ("causal", 300, LOADER),
         ("strided", 64, COPIED_QUERIES),
-        ("strided", 330, FOUR_RANKS),
-        ("sliding:window=10", 130, TWO_RANKS),
+        ("strided", 330, FOUR_SPLITS),
+        ("sliding:window=10", 130, TWO_SPLITS),
         ("longformer:window=8,global=3", 200, SMALL_LOADER),
-        ("bigbird:window=8,global=2,random=1,block=8", 300, COPIED_QUERIES | {"ranks": 4}),
+        ("bigbird:window=8,global=2,random=1,block=8", 300, COPIED_QUERIES | {"splits": 4}),
         ("bigbird:window=8,global=2,random=1,block=8", 301, SHORT),
     ],
 )
@@ -57,12 +51,12 @@ def test_masks_and_lengths(assert_emulated, mask, seq_len, values):
     assert_emulated(replace(SMALL, seq_len=seq_len, mask=mask), choice_of(Run(2, 6), **values))
 
 
-@pytest.mark.parametrize("values", [LOADER, SHORT, FOUR_RANKS, COPIED_QUERIES | {"residents": 1}])
+@pytest.mark.parametrize("values", [LOADER, SHORT, FOUR_SPLITS, COPIED_QUERIES | {"residents": 1}])
 def test_heads_of_128_channels(assert_emulated, values):
     assert_emulated(replace(SMALL, head_dim=128), choice_of(Run(1, 6), **values))
 
 
-@pytest.mark.parametrize("values", [SHORT, SMALL_LOADER, FOUR_RANKS])
+@pytest.mark.parametrize("values", [SHORT, SMALL_LOADER, FOUR_SPLITS])
 def test_a_mask_for_each_sequence(assert_emulated, tmp_path, values):
     keep = np.random.default_rng(1).random((2, 150, 150)) < 0.1
     keep[0, 20:50] = False
@@ -75,4 +69,4 @@ def test_a_mask_for_each_sequence(assert_emulated, tmp_path, values):
 
 @pytest.mark.parametrize("residents", [4, 5, 64])
 def test_blocks_of_a_cluster_wait_for_each_other(assert_emulated, residents):
-    assert_emulated(replace(SMALL, heads=3), choice_of(Run(2, 5), **FOUR_RANKS), residents)
+    assert_emulated(replace(SMALL, heads=3), choice_of(Run(2, 5), **FOUR_SPLITS), residents)
