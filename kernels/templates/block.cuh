@@ -73,6 +73,10 @@ struct BlockAttention {
         ring = {base + (Block::kRanks > 1 ? role * Block::kRingBytes : 0)};
         task.read(lists, static_cast<int>(blockIdx.x) / Block::kCluster);
         head_bias = bias + task.head * Block::kHeadDim;
+        if constexpr (Shape::kAddBias) {
+            prefetch_vector<Block::kHeadDim * sizeof(Element)>(head_bias);
+            prefetch_vector<Block::kHeadDim * sizeof(Element)>(head_bias + 2 * Block::kWidth);
+        }
         rows = Block::kSeqLen - task.first_row();
         blocks = (task.count - rank + Block::kRanks - 1) / Block::kRanks;
         if (copies()) copier.start(ring, threadIdx.x % Block::kCopyThreads, qkv, task, rank);

@@ -7,7 +7,7 @@ from atoffer_rl.device import DeviceSpec
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
-from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type, tensor_parameter
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type, tensor_parameter, weight_vectors
 from atoffer_rl.mask_plan import bit_plan
 from atoffer_rl.operators import (
     ACTIVATION_OPERATOR,
@@ -82,6 +82,7 @@ class ChainTemplate:
             result=result_name(run),
             finish=finish(workload, run),
             steps=steps(workload, run),
+            vectors=weight_vectors(workload, run),
         )
         return KernelProgram(
             entry=entry,

@@ -71,6 +71,16 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
+// Asks for BYTES at `vector` to come into L2, by the threads of one block. Who writes there later writes to L2: so it may
+// come before inputs are waited for. For what every launch reads and the cache does not hold: biases, factors.
+template <int BYTES>
+__device__ __forceinline__ void prefetch_vector(const void* vector) {
+    constexpr int kLineBytes = 128;
+    for (int at = threadIdx.x * kLineBytes; at < BYTES; at += blockDim.x * kLineBytes) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(vector) + at));
+    }
+}
+
 // ---- The same value, of which the compiler knows nothing: what is computed from a word is not kept from one use to the
 // next, and what is added to an address is not added to the parts that it was made of.
 

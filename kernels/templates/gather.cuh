@@ -183,6 +183,12 @@ __device__ __forceinline__ void gather_attention(const typename Shape::Element* 
                                                typename Shape::Element* result) {
     extern __shared__ __align__(256) char memory[];
     const Shared<Shape> shared(memory);
+    if constexpr (Shape::kAddBias) {  // of the block's first item
+        constexpr int kBytes = Tiling<Shape>::kHeadDim * sizeof(typename Shape::Element);
+        const int head = head_item_of<Shape>(static_cast<int>(blockIdx.x)).head % Tiling<Shape>::kHeads;
+        prefetch_vector<kBytes>(bias + head * Tiling<Shape>::kHeadDim);
+        prefetch_vector<kBytes>(bias + 2 * Tiling<Shape>::kWidth + head * Tiling<Shape>::kHeadDim);
+    }
     if (threadIdx.x == 0) shared.start_barriers();
     if constexpr (!Tiling<Shape>::kEven) shared.clear_rows();
     __syncthreads();

@@ -12,7 +12,7 @@ from atoffer_rl.dtype import DType
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
-from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type, weight_vectors
 from atoffer_rl.operators import OPERATORS, Kind, run_activations, run_operators, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -233,6 +233,7 @@ class GemmTemplate:
             entry=self._entry(run),
             inputs=problem.inputs,
             result=problem.result,
+            vectors=weight_vectors(workload, run),
         )
 
 

@@ -127,6 +127,8 @@ T opaque(T value) {
     return value;
 }
 
+template <int BYTES>
+void prefetch_vector(const void*) {}
 template <class T>
 void compute_now(T&) {}
 inline void compute_now(float) {}
