@@ -83,7 +83,7 @@ class CudaMeasurer:
         failed = self._worker.wait_started()
         if failed is not None:
             raise DeviceUnavailable(
-                f"the GPU cannot be used: {failed.reason}; --measurer replay, where there is one, needs none"
+                f"the GPU cannot be used: {failed.reason}; atoffer doctor says what is missing"
             )
         greeting: Greeting = self._worker.greeting
         return greeting

@@ -79,7 +79,7 @@ def open_cuda(
 
     if missing := what_is_missing():
         raise DeviceUnavailable(
-            f"live measurement needs {missing}; --measurer replay, where there is one, needs none of it"
+            f"live measurement needs {missing}; replay of recorded latencies needs none of it"
         )
     store = Store(store_path)
     try:
