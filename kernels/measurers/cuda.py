@@ -82,9 +82,7 @@ class CudaMeasurer:
     def _greeting(self) -> Greeting:
         failed = self._worker.wait_started()
         if failed is not None:
-            raise DeviceUnavailable(
-                f"the GPU cannot be used: {failed.reason}; atoffer doctor says what is missing"
-            )
+            raise DeviceUnavailable(f"the GPU cannot be used: {failed.reason}; atoffer doctor says what is missing")
         greeting: Greeting = self._worker.greeting
         return greeting
 
