@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from atoffer_rl.figures import new_figure
 from atoffer_rl.kernels.registry import all_templates
 from atoffer_rl.operators import OPERATOR_COUNT, OPERATORS
 from atoffer_rl.scheme import Scheme
@@ -25,10 +26,9 @@ def scheme_table(scheme: Scheme, latencies_us: Sequence[float]) -> str:
 
 def draw_scheme(scheme: Scheme, latencies_us: Sequence[float]) -> "Figure":
     """The layer's operators from left to right, a box around each segment, coloured by template."""
-    from matplotlib.figure import Figure
+    figure = new_figure(12, 2.6)
     from matplotlib.patches import FancyBboxPatch
 
-    figure = Figure(figsize=(12, 2.6), layout="constrained")
     axes = figure.add_subplot()
     colours = {template.name: f"C{k}" for k, template in enumerate(all_templates())}
     for choice, latency_us in zip(scheme.choices, latencies_us, strict=True):

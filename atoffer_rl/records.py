@@ -102,11 +102,11 @@ class TableHeader:
                 dict(value["spaces"]),
                 tuple(AnchorSample(**item) for item in value["anchors"]),
             )
+            _check_header(header)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError("a field of the header is missing, unknown or of the wrong type") from error
         except WorkloadError as error:
             raise StoreError(f"a workload of the header is none: {error}") from error
-        _check_header(header)
         return header
 
 

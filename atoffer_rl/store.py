@@ -93,6 +93,8 @@ class Store:
 
     def _prepare(self) -> None:
         with self._explained():
+            if self._salvage:
+                self._connection.execute("PRAGMA writable_schema = ON")  # reads a file that is shorter than it says
             if self._is_blank():
                 if self._read_only:
                     raise StoreError(f"store {self.path} was begun, but holds nothing: choose another --store")
@@ -140,6 +142,8 @@ class Store:
             yield
         except sqlite3.Error as error:
             raise StoreError(_explain(self.path, error)) from error
+        except UnicodeDecodeError as error:  # raised while sqlite3 words what is wrong with bytes that are no text
+            raise StoreError(_damaged(self.path)) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoffer_rl.cli.plan_table import order_name
+from atoffer_rl.figures import new_figure
 from atoffer_rl.masks import Keep, Mask
 from atoffer_rl.plan_summary import PlanMap, PlanSummary, plan_map
 from atoffer_rl.row_order import Order
@@ -26,10 +27,8 @@ NEAR_COLOURS, FAR_COLOURS = "Blues", "Oranges"
 
 def draw_mask(mask: Mask, seq_len: int, plan: PlanSummary | None) -> "Figure":
     """The first square of `mask`; beside it `plan`, if there is one, and the columns that its tiles gather."""
-    from matplotlib.figure import Figure
-
     panels = 3 if plan else 1
-    figure = Figure(figsize=(PANEL_INCHES * panels, PANEL_INCHES + 0.5), layout="constrained")
+    figure = new_figure(PANEL_INCHES * panels, PANEL_INCHES + 0.5)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     keep = mask.keep(seq_len)[0]
     tones = tone(keep)

@@ -1,5 +1,6 @@
 """Progress on stderr."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -30,14 +31,17 @@ class ProgressBar:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        with suppress(OSError):
+            self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        with suppress(OSError):  # what cannot be shown must not cost what was measured
+            self._progress.stop()
 
     def show(self, phase: str, done: int, total: int | None, text: str | None = None) -> None:
         """Show how far `phase` is, with `text` or else its name before the bar; `total` is None where unknown."""
-        if phase not in self._tasks:
-            self._tasks[phase] = self._progress.add_task(phase, total=total)
-        self._progress.update(self._tasks[phase], completed=done, total=total, description=text or phase)
+        with suppress(OSError):
+            if phase not in self._tasks:
+                self._tasks[phase] = self._progress.add_task(phase, total=total)
+            self._progress.update(self._tasks[phase], completed=done, total=total, description=text or phase)

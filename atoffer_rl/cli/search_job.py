@@ -140,14 +140,16 @@ def searched(searcher: "Searcher", name: str, session: "Session") -> "Result":
 
 
 def finish(result: "Result", session: "Session", export: Path | None, json: bool) -> int:
-    """Print what was found, and export it if asked to; the command's exit status."""
+    """Export what was found if asked to, and print it; the command's exit status."""
     if not result.finished:
         _print(result, session, None, json)
         return INTERRUPTED
     forward = _forward(session.ledger, result.scheme)
-    _print(result, session, forward.latency_us if forward is not None else None, json)
     if export is not None:
-        _export(session.ledger, result.scheme, forward, export, json)
+        _export(session.ledger, result.scheme, forward, export)
+    _print(result, session, forward.latency_us if forward is not None else None, json)
+    if export is not None and not json:
+        print_line(f"exported to {export}; check it where it is used: python {export}/runtime.py verify")
     return 0
 
 
@@ -168,13 +170,11 @@ def _forward(ledger: "Ledger", scheme: Scheme) -> "Trial | None":
         return None
 
 
-def _export(ledger: "Ledger", scheme: Scheme, forward: "Trial | None", folder: Path, quiet: bool) -> None:
+def _export(ledger: "Ledger", scheme: Scheme, forward: "Trial | None", folder: Path) -> None:
     from atoffer_rl.kernels.export.writer import Export, write_export
 
     device = ledger.measurer.device
     write_export(Export(ledger.workload, scheme, device, (device.arch,), ledger.trials, forward), folder)
-    if not quiet:
-        print_line(f"exported to {folder}; check it where it is used: python {folder}/runtime.py verify")
 
 
 def _print_result(result: "Result", session: "Session", forward: float | None) -> None:

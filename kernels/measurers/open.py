@@ -78,9 +78,7 @@ def open_cuda(
     from atoffer_rl.kernels.machine import what_is_missing
 
     if missing := what_is_missing():
-        raise DeviceUnavailable(
-            f"live measurement needs {missing}; --measurer replay, where there is one, needs none of it"
-        )
+        raise DeviceUnavailable(f"live measurement needs {missing}; a command with --measurer replay needs none of it")
     store = Store(store_path)
     try:
         measurer = CudaMeasurer(store, program_of, cache=CubinCache(cubin_folder))

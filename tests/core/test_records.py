@@ -151,7 +151,7 @@ def test_damaged_rows(tmp_path: Path) -> None:
         *(("anchors", value) for value in (None, 3, [3], [{"taken": "now", "latencies_us": {"math": 0}}])),
         *(
             ("anchors", [{"taken": "now", "latencies_us": {}, name: value}])
-            for name, value in (("temperature_c", "x"), ("taken", 3))
+            for name, value in (("temperature_c", "x"), ("taken", 3), ("latencies_us", None), ("latencies_us", 3))
         ),
         *(("subjects", value) for value in (None, "abc", [3], {})),
         ("table", 3),

@@ -184,6 +184,26 @@ def test_trials_beside_damaged_pages_can_be_salvaged(tmp_path: Path, places: lis
     assert len(found) + lost == 200 or (index_too and places == [-1])
 
 
+def test_of_a_store_that_was_cut_off_the_rest_can_be_salvaged(tmp_path: Path) -> None:
+    store_of_200(tmp_path / "s.db")
+    content = (tmp_path / "s.db").read_bytes()
+    (tmp_path / "s.db").write_bytes(content[: len(content) * 3 // 4])
+    with pytest.raises(StoreError, match="--skip-damaged"):
+        Store(tmp_path / "s.db", read_only=True)
+    found, _ = salvaged(tmp_path / "s.db")
+    assert len(found) > 50
+
+
+def test_damaged_names_in_a_store(tmp_path: Path) -> None:
+    store_of_200(tmp_path / "s.db")
+    content = bytearray((tmp_path / "s.db").read_bytes())
+    place = content.index(b"CREATE TABLE trials")
+    content[place + 3 : place + 8] = b"\xbf" * 5
+    (tmp_path / "s.db").write_bytes(bytes(content))
+    with pytest.raises(StoreError, match="damaged"):
+        Store(tmp_path / "s.db", read_only=True)
+
+
 def test_a_database_of_something_else(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "store.db")
     connection.execute("CREATE TABLE other (x)")
