@@ -145,9 +145,11 @@ def finish(result: "Result", session: "Session", export: Path | None, json: bool
         _print(result, session, None, json)
         return INTERRUPTED
     forward = _forward(session.ledger, result.scheme)
-    if export is not None:
-        _export(session.ledger, result.scheme, forward, export)
-    _print(result, session, forward.latency_us if forward is not None else None, json)
+    try:
+        if export is not None:
+            _export(session.ledger, result.scheme, forward, export)
+    finally:  # neither is lost by the other's failure
+        _print(result, session, forward.latency_us if forward is not None else None, json)
     if export is not None and not json:
         print_line(f"exported to {export}; check it where it is used: python {export}/runtime.py verify")
     return 0
