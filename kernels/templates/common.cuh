@@ -188,6 +188,21 @@ __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool v
     }
 }
 
+// Asks for BYTES from `from` on, a multiple of 16, to be brought into L2; does not wait.
+template <int BYTES>
+__device__ __forceinline__ void prefetch(const void* from) {
+    static_assert(BYTES % 16 == 0, "a bulk prefetch moves whole vectors");
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(BYTES));
+#else
+    constexpr int kLineBytes = 128;
+#pragma unroll
+    for (int at = 0; at < BYTES; at += kLineBytes) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(from) + at));
+    }
+#endif
+}
+
 // Closes a group of copies.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

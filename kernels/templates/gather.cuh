@@ -8,9 +8,10 @@
 //   ticket -> item (head, batch)                 kBuffers items:
 //   rows of the item    -- 16-byte cp.async -->  | Q (rows x W)  |  -- ldmatrix ----> Q (16 x W, registers)
 //                                                kSlots chunks:                       | mma
-//   columns of a chunk  -- 16-byte cp.async -->  | K (chunk x W) |  -- ldmatrix ----> scores (16 x step, float32)
-//    3 | 17 | 40 | -1      gathered              | V (chunk x W) |  -+ gathered       | mask bits, maximum, exp2
-//   (-1: nothing is read or written)             | places, bits  |   |                P (16 x step, registers)
+//   columns of a chunk  -- 16-byte cp.async -->  | places, bits  |
+//    3 | 17 | 40 | -1      gathered              | K (chunk x W) |  -- ldmatrix ----> scores (16 x step, float32)
+//   (-1: nothing is read or written)             | V (chunk x W) |  -+ gathered       | mask bits, maximum, exp2
+//                                                                    |                P (16 x step, registers)
 //                                                                    +- (.trans) ---> | mma
 //                                                                                     sum (16 x W, float32) -> result
 //
@@ -111,8 +112,7 @@ struct Multiplier {
     // One pass over the next `chunks` chunks.
     __device__ __forceinline__ void take(const Item& item, int pass, int chunks, bool last) {
         for (int chunk = 0; chunk < chunks; ++chunk) {
-            wait_phase(shared.slot_full(slot.at), slot.parity);
-            warp.attend(shared, slot.at, pass);
+            warp.attend(shared, slot, pass);
             if (last || chunk < item.chunks - item.kept) arrive(shared.slot_empty(slot.at));
             slot.advance();
         }

@@ -134,7 +134,7 @@ class GatherTemplate:
             chunks=plan.chunks,
             passes=plan.passes,
             fragment_columns=_fragment_columns(values, plan),
-            group_heads=_group_heads(workload, plan),
+            group_heads=_group_heads(workload, values, plan),
             registers=shifted_registers(values),
             copy_registers=COPY_REGISTERS,
             shared_bytes=shared_bytes(workload, values, plan),
@@ -286,7 +286,7 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     shelves = plan.shelves > 0
     results = tile_rows * (row_bytes * shelves + _weight_bytes(workload) * (two or shelves))
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
-    barriers = 8 * (2 * (values["slots"] + values["buffers"] + shelves) + 1)
+    barriers = 8 * (3 * values["slots"] + 2 * (values["buffers"] + shelves) + 1)
     return values["slots"] * slot + values["buffers"] * item + results + of_warps + barriers
 
 
@@ -336,11 +336,15 @@ def _tiling(workload: Workload, values: Mapping[str, int]) -> tuple[Mask, int, i
     return workload.mask_spec, workload.seq_len, values["tile_rows"], values["chunk"], order, values["pieces"]
 
 
-def _group_heads(workload: Workload, plan: GatherPlan) -> int:
-    """Heads whose partial items go before their final ones: enough to fill the card, and a divisor of all heads."""
+def _group_heads(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
+    """Heads whose items are taken in turn, a divisor of all heads: enough for partial items to fill the card before final
+    ones wait for them, else for items of a kind to be taken by half of it at a time."""
     heads = workload.batch * workload.heads
-    enough = -(-ITEMS_AT_ONCE // max(1, plan.partial_items))
-    return next(size for size in range(min(enough, heads), heads + 1) if heads % size == 0) if plan.partial_items else 1
+    items, wanted = plan.items, values["blocks"] * MULTIPROCESSORS // 2
+    if plan.partial_items:
+        items, wanted = plan.partial_items, ITEMS_AT_ONCE
+    enough = -(-wanted // items)
+    return next(size for size in range(min(enough, heads), heads + 1) if heads % size == 0)
 
 
 def _plan_arrays(workload: Workload, values: Mapping[str, int]) -> dict[str, PlanArray]:

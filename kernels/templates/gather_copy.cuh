@@ -223,11 +223,16 @@ struct Copier {
             if (chunk + 1 < chunks) {
                 next.fetch(thread, [&](int row) { return source.column((chunk + 1) * Tile::kChunk + row); });
             }
-            wait_phase(shared.slot_empty(slot.at), slot.parity ^ 1);
-            copy_chunk(queries + Tile::kWidth, fetched, length);
-            if constexpr (Tile::kPadded) copy_columns(plan.columns + (item * Tile::kChunks + chunk) * Tile::kChunk);
+            if (!phase_over(shared.slot_empty(slot.at), slot.parity ^ 1)) {
+                prefetch_chunk(queries + Tile::kWidth, fetched, length);
+                wait_phase(shared.slot_empty(slot.at), slot.parity ^ 1);
+            }
             copy_steps(plan.steps + (item * Tile::kChunks + chunk) * Tile::kStepWords);
-            arrive_with_copies(shared.slot_full(slot.at));
+            if constexpr (Tile::kPadded) copy_columns(plan.columns + (item * Tile::kChunks + chunk) * Tile::kChunk);
+            copy_keys(queries + Tile::kWidth, fetched, length);
+            arrive_with_copies(shared.keys_here(slot.at));
+            copy_values(queries + 2 * Tile::kWidth, fetched, length);
+            arrive_with_copies(shared.values_here(slot.at));
             slot.advance();
         }
         if constexpr (kWaits) copy_shelves(taken.head, source.merges(), rows);
@@ -278,23 +283,44 @@ struct Copier {
         return needed;
     }
 
-    // `head_keys` points at the head's first key; values lie kWidth elements further. Places without a column keep what
-    // they held: no fragment multiplies them. A column beyond the length may be multiplied, by nothing but zeros: its
-    // values must be finite.
-    __device__ __forceinline__ void copy_chunk(const Element* head_keys, const Columns& fetched, int length) const {
+    // Asks L2 for the chunk that will be copied next: each lane, for the columns that it holds.
+    __device__ __forceinline__ void prefetch_chunk(const Element* head_keys, const Columns& fetched, int length) const {
+#pragma unroll
+        for (int held = 0; held < Columns::kHeld; ++held) {
+            const int column = fetched.values[held];
+            if (column < 0 || (Tile::kPadded && column >= length)) continue;
+            const Element* key = token(head_keys, column);
+            prefetch<Tile::kHeadDim * sizeof(Element)>(key);
+            prefetch<Tile::kHeadDim * sizeof(Element)>(key + Tile::kWidth);
+        }
+    }
+
+    // `head_keys` points at the head's first key. Places without a column keep what they held, and so do those of keys
+    // beyond the length: no fragment multiplies them, or nothing is kept of what comes of it.
+    __device__ __forceinline__ void copy_keys(const Element* head_keys, const Columns& fetched, int length) const {
         const Element* from = opaque(head_keys + vector * Tile::kVectorElements);
         const unsigned to = opaque(shared.keys(slot.at));
 #pragma unroll
         for (int i = 0; i < Columns::kCopies; ++i) {
             const int column = fetched.of(i, thread);
+            if (!has_channels() || column < 0 || (Tile::kPadded && column >= length)) continue;
+            copy_vector<0, 0>(to + target(i), token(from, column));
+        }
+    }
+
+    // The same of values. One beyond the length may be multiplied, by nothing but zeros: it must be finite.
+    __device__ __forceinline__ void copy_values(const Element* head_values, const Columns& fetched, int length) const {
+        const Element* from = opaque(head_values + vector * Tile::kVectorElements);
+        const unsigned to = opaque(shared.values(slot.at));
+#pragma unroll
+        for (int i = 0; i < Columns::kCopies; ++i) {
+            const int column = fetched.of(i, thread);
             if (!has_channels() || column < 0) continue;
-            const Element* key = token(from, column);
             if (Tile::kPadded && column >= length) {
-                copy_async<kVectorBytes>(to + Tile::kMatrixBytes + target(i), key, false);
-                continue;
+                copy_async<kVectorBytes>(to + target(i), from, false);
+            } else {
+                copy_vector<0, 0>(to + target(i), token(from, column));
             }
-            copy_vector<0, 0>(to + target(i), key);
-            copy_vector<Tile::kMatrixBytes, Tile::kWidth * sizeof(Element)>(to + target(i), key);
         }
     }
 

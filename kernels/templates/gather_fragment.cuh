@@ -103,14 +103,16 @@ struct WarpTile {
         }
     }
 
-    // Takes in the chunk in `slot`.
-    __device__ __forceinline__ void attend(const Shared<Shape>& shared, int slot, int pass) {
+    // Takes in the chunk in `slot`: its keys as soon as they are there, its values once they are needed.
+    __device__ __forceinline__ void attend(const Shared<Shape>& shared, Turn<Tile::kSlots> slot, int pass) {
+        wait_phase(shared.keys_here(slot.at), slot.parity);
+        bool has_values = false;
         const unsigned* words =
-            shared.step_words(slot) + pass * Tile::kPassWords + fragment * Tile::kBlocks * kBlockWords;
+            shared.step_words(slot.at) + pass * Tile::kPassWords + fragment * Tile::kBlocks * kBlockWords;
 #pragma unroll 1  // code that fits in the nearest instruction cache is worth more than overlapping steps
         for (int number = step_warp; number < Tile::kSteps; number += Tile::kStepWarps) {
             OneStep step = load_step(words, number * Tile::kGroups);
-            if constexpr (Tile::kPadded) drop_beyond(step, shared.columns(slot));
+            if constexpr (Tile::kPadded) drop_beyond(step, shared.columns(slot.at));
             const unsigned any = __reduce_or_sync(kFullWarp, step.kept);
             if (any == 0) {
                 if constexpr (Tile::kPadded) continue;
@@ -120,14 +122,18 @@ struct WarpTile {
             float highest[2] = {maximum[0], maximum[1]};
 #pragma unroll
             for (int g = 0; g < Tile::kGroups; ++g) {
-                if (OneStep::keeps(any, g)) score_group(scores, highest, shared.keys(slot), step, g);
+                if (OneStep::keeps(any, g)) score_group(scores, highest, shared.keys(slot.at), step, g);
             }
             raise_maximum(highest);
+            if (!has_values) wait_phase(shared.values_here(slot.at), slot.parity);
+            has_values = true;
 #pragma unroll
             for (int g = 0; g < Tile::kGroups; ++g) {
-                if (OneStep::keeps(any, g)) add_group(scores, shared.values(slot), step, g);
+                if (OneStep::keeps(any, g)) add_group(scores, shared.values(slot.at), step, g);
             }
         }
+        // Whoever lets the slot be used again has seen that all of it had come.
+        if (!has_values) wait_phase(shared.values_here(slot.at), slot.parity);
     }
 
     __device__ __forceinline__ OneStep load_step(const unsigned* words, int group) const {

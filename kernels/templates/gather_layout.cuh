@@ -121,7 +121,7 @@ struct Tiling {
     static constexpr int kPartialsAt = kResultWeightsAt + (kPasses > 1 || kShelves ? kTileRows * kWeightBytes : 0);
     static constexpr int kWarpBytes = (kStepWarps - 1) * kFragments * kPartialFloats * kWarpSize * 4;
     static constexpr int kBarriersAt = kPartialsAt + kWarpBytes;
-    static constexpr int kBarriers = 2 * (kSlots + kBuffers + kShelves);
+    static constexpr int kBarriers = 3 * kSlots + 2 * (kBuffers + kShelves);
     static constexpr int kSharedBytes = kBarriersAt + (kBarriers + 1) * kBarrierBytes;
 
     static_assert(!kPacked || (kPadded && Shape::kMerged), "packed sequences have lengths, and rows of tokens alone");
@@ -177,18 +177,14 @@ struct HeadItem {
     int head, item;
 };
 
-// What ticket `number` stands for. Heads go in groups of kGroupHeads: first the partial items of all of them, then the
-// final ones, so that few final items wait, and keys and values are still in the cache when they are read again.
+// What ticket `number` stands for. Heads go in groups of kGroupHeads: each item of all of them, then the next. Partial items
+// come first, so that few final items wait; then the longest, so that the last to be taken are short and blocks end
+// alike. Keys and values are still in the cache when they are read again.
 template <class Shape>
 __device__ __forceinline__ HeadItem head_item_of(int number) {
-    constexpr int kPartial = Shape::kPartialItems, kFinalItems = Shape::kItems - kPartial;
-    constexpr int kGroupPartial = Shape::kGroupHeads * kPartial, kGroup = Shape::kGroupHeads * Shape::kItems;
-    const int first_head = number / kGroup * Shape::kGroupHeads, at = number % kGroup;
-    if constexpr (kPartial > 0) {
-        if (at < kGroupPartial) return {first_head + at / kPartial, at % kPartial};
-    }
-    const int final_at = at - kGroupPartial;
-    return {first_head + final_at / kFinalItems, kPartial + final_at % kFinalItems};
+    constexpr int kGroup = Shape::kGroupHeads * Shape::kItems;
+    const int at = number % kGroup;
+    return {number / kGroup * Shape::kGroupHeads + at % Shape::kGroupHeads, at / Shape::kGroupHeads};
 }
 
 // Where row `row` of a head lies on a shelf, in rows of scratch.
@@ -261,8 +257,9 @@ struct Shared {
         return address + Tile::kBarriersAt + item * kBarrierBytes;
     }
     __device__ __forceinline__ unsigned item_empty(int item) const { return item_full(Tile::kBuffers + item); }
-    __device__ __forceinline__ unsigned slot_full(int slot) const { return item_full(2 * Tile::kBuffers + slot); }
-    __device__ __forceinline__ unsigned slot_empty(int slot) const { return slot_full(Tile::kSlots + slot); }
+    __device__ __forceinline__ unsigned keys_here(int slot) const { return item_full(2 * Tile::kBuffers + slot); }
+    __device__ __forceinline__ unsigned values_here(int slot) const { return keys_here(Tile::kSlots + slot); }
+    __device__ __forceinline__ unsigned slot_empty(int slot) const { return values_here(Tile::kSlots + slot); }
     __device__ __forceinline__ unsigned shelf_full() const { return slot_empty(Tile::kSlots); }
     __device__ __forceinline__ unsigned shelf_empty() const { return shelf_full() + kBarrierBytes; }
     __device__ __forceinline__ int* drawn() const {  // the next ticket, on its way between copying warps
@@ -281,7 +278,8 @@ struct Shared {
     // ordered by its own arrival, not by a lane that speaks for it.
     __device__ __forceinline__ void start_barriers() const {
         for (int slot = 0; slot < Tile::kSlots; ++slot) {
-            start_barrier(slot_full(slot), Tile::kCopyThreads);
+            start_barrier(keys_here(slot), Tile::kCopyThreads);
+            start_barrier(values_here(slot), Tile::kCopyThreads);
             start_barrier(slot_empty(slot), Tile::kThreads);
         }
         for (int item = 0; item < Tile::kBuffers; ++item) {

@@ -155,6 +155,13 @@ void copy_async(unsigned to, const void* from, bool valid = true) {
     emulation::copy_later(to, from, BYTES, valid);
 }
 
+template <int BYTES>
+void prefetch(const void* from) {
+    static_assert(BYTES % 16 == 0, "a bulk prefetch moves whole vectors");
+    volatile char brought = static_cast<const volatile char*>(from)[BYTES - 1];  // faults where nothing may be read
+    static_cast<void>(brought);
+}
+
 inline void finish_copies() { emulation::finish_copies(); }
 
 inline uint4 load_vector(unsigned address) {
