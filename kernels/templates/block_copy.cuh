@@ -97,12 +97,33 @@ struct Copier {
             first_column += Block::kRanks * Block::kColumns;
             key_at += Block::kRanks * Block::kColumns * Block::kTokenStride;
         }
+        prefetch_next();
     }
 
 private:
     // Byte offset of the thread's first vector in a matrix of panels of so many bytes.
     __device__ __forceinline__ unsigned offset(int panel_bytes) const {
         return vector / kPanelVectors * panel_bytes + panel_offset(column, vector % kPanelVectors);
+    }
+
+    // Asks L2 for the block to be copied next: the threads of a column, for its panels and those of the columns kStep apart.
+    __device__ __forceinline__ void prefetch_next() const {
+        constexpr int kLines = 2 * Block::kPanels * kCopies;
+        const Element* from = qkv + (key_at - vector * kVectorElements);
+        int left = Block::kSeqLen;
+        if constexpr (Block::kReach == kListed) {
+            from += entry.number * Block::kColumns * Block::kTokenStride;
+            left -= entry.number * Block::kColumns;
+        } else {
+            left = end - first_column;
+        }
+#pragma unroll
+        for (int first = 0; first < kLines; first += Block::kRowVectors) {
+            const int line = first + vector, apart = line % kCopies * kStep, panel = line / kCopies % Block::kPanels;
+            const int matrix = line / (kLines / 2);
+            if (column + apart >= left) continue;
+            prefetch<kPanelRowBytes>(from + apart * Block::kTokenStride + matrix * Block::kWidth + panel * kPanelElements);
+        }
     }
 
     // Keys, or values, which lie so many elements further.
