@@ -121,7 +121,7 @@ private:
         for (int first = 0; first < kLines; first += Block::kRowVectors) {
             const int line = first + vector, apart = line % kCopies * kStep, panel = line / kCopies % Block::kPanels;
             const int matrix = line / (kLines / 2);
-            if (column + apart >= left) continue;
+            if (line >= kLines || column + apart >= left) continue;
             prefetch<kPanelRowBytes>(from + apart * Block::kTokenStride + matrix * Block::kWidth + panel * kPanelElements);
         }
     }
