@@ -137,18 +137,20 @@ def seeds() -> str:
 
 def attention() -> str:
     """Speedups by cell, of every committed record of `atoffer bench mha`; empty if there is none."""
-    from atoffer_rl.bench.record import geometric_mean, speedup_table
+    from atoffer_rl.bench.grids import GRIDS
+    from atoffer_rl.bench.record import means_of, speedup_table
 
     parts = []
-    for path in sorted(RESULTS.glob("mha_*_h100.json")):
-        record = json.loads(path.read_text())
-        if not any(row["speedup"] for row in record["rows"]):
+    for grid in GRIDS:
+        path = RESULTS / f"mha_{grid}_h100.json"
+        record = json.loads(path.read_text()) if path.exists() else {"rows": []}
+        rows = [row for row in record["rows"] if row["speedup"]]
+        if not rows:
             continue
-        grid, (columns, lines) = path.name.split("_")[1], speedup_table(record["rows"])
-        dtypes = "/".join(sorted({row["dtype"] for row in record["rows"]}))
+        columns, lines = speedup_table(record["rows"])
+        dtypes = "/".join(sorted({row["dtype"] for row in rows}))
         parts.append(
-            f"Grid {grid} ({dtypes}, torch {record['versions']['torch']}): geometric mean "
-            f"{geometric_mean(record['rows']):.2f} "
+            f"Grid {grid} ({dtypes}, torch {record['versions']['torch']}): {means_of(rows)} "
             f"([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
         )
     if not parts:

@@ -17,6 +17,8 @@ from atoffer_rl.whole_file import is_stream, os_reason, real_path, whole_file
 
 PACKAGES = ("torch", "triton", "cupy-cuda13x", "cuda-core", "nvmath-python")
 Row: TypeAlias = dict[str, Any]
+COMMON_MASKS = ("causal", "dense")
+"""Masks that every library has kernels for; means tell the others apart from them."""
 
 
 def machine_here() -> dict[str, Any]:
@@ -112,7 +114,7 @@ def cells_table(rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
 
 
 def summary_of(rows: Sequence[Row]) -> str:
-    """The geometric mean of the speedups, the smallest and the largest; empty if there are none."""
+    """The geometric means of the speedups, the smallest and the largest; empty if there are none."""
     known = sorted((row for row in rows if row["speedup"] is not None), key=lambda row: float(row["speedup"]))
     if not known:
         return ""
@@ -120,7 +122,17 @@ def summary_of(rows: Sequence[Row]) -> str:
         f"{word} {_times(row['speedup'])} ({short_mask(row['mask'])}, B {row['batch']}, S {row['seq_len']})"
         for word, row in (("smallest", known[0]), ("largest", known[-1]))
     ]
-    return f"speedup over the fastest peer: geometric mean {geometric_mean(known):.2f}, {ends[0]}, {ends[1]}"
+    return f"speedup over the fastest peer: {means_of(known)}, {ends[0]}, {ends[1]}"
+
+
+def means_of(rows: Sequence[Row]) -> str:
+    """The geometric mean of the speedups; where there are common masks among others, of each kind."""
+    kinds = {
+        "": [row for row in rows if row["mask"] not in COMMON_MASKS],
+        " (causal and dense)": [row for row in rows if row["mask"] in COMMON_MASKS],
+    }
+    means = [f"{geometric_mean(kind):.2f}{name}" for name, kind in kinds.items() if kind]
+    return "geometric mean " + " and ".join(means)
 
 
 def geometric_mean(rows: Sequence[Row]) -> float:

@@ -69,10 +69,11 @@ def test_the_table_of_cells():
 def test_the_summary():
     rows = [row(speedup=1.0), row(speedup=4.0, batch=16, mask="dense"), row(speedup=None)]
     assert summary_of(rows) == (
-        "speedup over the fastest peer: geometric mean 2.00, "
+        "speedup over the fastest peer: geometric mean 1.00 and 4.00 (causal and dense), "
         "smallest 1.00 (strided:stride=8, B 1, S 64), largest 4.00 (dense, B 16, S 64)"
     )
     assert geometric_mean(rows) == pytest.approx(2.0)
+    assert summary_of(rows[1:]).startswith("speedup over the fastest peer: geometric mean 4.00 (causal and dense), ")
     assert summary_of([row(speedup=None)]) == ""
 
 
