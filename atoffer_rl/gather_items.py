@@ -129,12 +129,14 @@ class GatherOutline:
         blocks: Blocks of 64 columns that a fragment may multiply of a chunk.
         kept: Chunks that an item's second pass takes, at most.
         shelves: Partial results that a row has at most.
+        shelved: Rows between which all lie that have any.
     """
 
     passes: int
     blocks: int
     kept: int
     shelves: int
+    shelved: range
 
 
 @lru_cache(maxsize=256)
@@ -151,7 +153,14 @@ def outline_of(layout: Layout) -> GatherOutline:
         blocks=max(1, -(-widest // BLOCK_COLUMNS)),
         kept=max(item.kept(layout.chunk) for item in layout.items),
         shelves=max(item.merges for item in layout.items),
+        shelved=_shelved(layout.items),
     )
+
+
+def _shelved(items: tuple[Item, ...]) -> range:
+    """From the first to the last row of partial items."""
+    rows = [item.rows[item.rows != NO_ROW] for item in items if item.shelf != FINAL]
+    return range(int(min(part.min() for part in rows)), int(max(part.max() for part in rows)) + 1) if rows else range(0)
 
 
 def gather_layout(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Order, pieces: int) -> Layout:

@@ -128,6 +128,7 @@ class GatherTemplate:
             mask_batches=len(plan.headers),
             items=plan.items,
             partial_items=plan.partial_items,
+            shelved=plan.shelved,
             formula=plan.formula,
             padded=workload.padded,
             packed=workload.packed,
@@ -251,7 +252,7 @@ def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec
         return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
     if values["blocks"] * (needed + BLOCK_SHARED_BYTES) > device.shared_bytes_per_block + BLOCK_SHARED_BYTES:
         return f"{values['blocks']} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
-    partial_sums = plan.shelves * workload.rows * workload.heads * channels(workload)
+    partial_sums = plan.shelves * len(plan.shelved) * workload.batch * workload.heads * channels(workload)
     if partial_sums > MAX_INDEX:
         return f"partial results would have {partial_sums:,} elements, and 31 bits index {MAX_INDEX + 1:,} at most"
     return None
@@ -402,7 +403,7 @@ def _scratch(workload: Workload, values: Mapping[str, int], plan: GatherPlan) ->
     heads = workload.batch * workload.heads
     if not plan.partial_items and _grid(workload, values, plan) == plan.items * heads:
         return ()
-    rows = max(1, plan.shelves * heads * workload.seq_len)
+    rows = max(1, plan.shelves * heads * len(plan.shelved))
     sizes = (rows * _row_bytes(workload), rows * _weight_bytes(workload), (2 + heads) * 4)
     return tuple(zip(SCRATCH_NAMES, sizes, strict=True))
 

@@ -56,8 +56,8 @@ struct Plan {
     const int* orders;
     const int* columns;
     const unsigned* steps;
-    Element* sums;  // scratch: (shelves, batch * heads, seq_len, channels in the order of a lane)
-    Weight<Element>* weights;  // scratch: (shelves, batch * heads, seq_len)
+    Element* sums;  // scratch: (shelves, batch * heads, shelved rows, channels in the order of a lane)
+    Weight<Element>* weights;  // scratch: (shelves, batch * heads, shelved rows)
     int* counts;  // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items
     const int* lengths = nullptr;  // (batch), where sequences have lengths
     const int* limits = nullptr;   // for each item: its lowest row, and the lowest column from each chunk on
@@ -190,7 +190,7 @@ __device__ __forceinline__ HeadItem head_item_of(int number) {
 // Where row `row` of a head lies on a shelf, in rows of scratch.
 template <class Shape>
 __device__ __forceinline__ int scratch_row(int shelf, int head, int row) {
-    return (shelf * Tiling<Shape>::kAllHeads + head) * Tiling<Shape>::kSeqLen + row;
+    return (shelf * Tiling<Shape>::kAllHeads + head) * Shape::kShelvedRows + row - Shape::kFirstShelved;
 }
 
 // ---- Shared memory.

@@ -52,7 +52,7 @@ def test_arguments_follow_the_run():
     ("values", "scratch"),
     [
         ({}, ()),
-        ({"pieces": 2, **LOW, "chunk": 32}, (2 * 2 * 77 * 32 * 2, 2 * 2 * 77 * 4, (2 + 4) * 4)),
+        ({"pieces": 2, **LOW, "chunk": 32}, (2 * 2 * 13 * 32 * 2, 2 * 2 * 13 * 4, (2 + 4) * 4)),
         ({"order": Order.SPLIT}, (2 * 2 * 77 * 32 * 2, 2 * 2 * 77 * 4, (2 + 4) * 4)),
     ],
 )
