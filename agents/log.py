@@ -41,6 +41,7 @@ class RunLog:
         if folder is None:
             return
         with self._writing():
+            str(folder).encode()  # as TensorBoard does
             folder.mkdir(parents=True, exist_ok=True)
             self._lines = _opened_trials(folder / TRIALS_FILE, remedy)
             from torch.utils.tensorboard.writer import SummaryWriter as Writer
@@ -136,6 +137,8 @@ class RunLog:
         except OSError as error:
             reason = error.strerror or str(error)
             raise LogError(f"cannot write the log folder {self.folder} ({reason}): {self.remedy}") from error
+        except UnicodeEncodeError as error:
+            raise LogError(f"cannot write the log folder {str(self.folder)!a} (no UTF-8): {self.remedy}") from error
 
 
 def _choice_in(line: bytes) -> str:

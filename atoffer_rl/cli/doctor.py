@@ -3,14 +3,13 @@
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-import typer
-
 from atoffer_rl.cli.options import JsonOption
 from atoffer_rl.cli.output import print_json, print_line
 from atoffer_rl.errors import AtofferError
 from atoffer_rl.records import describe, recorded_workloads
 
 PACKAGES = ("numpy", "torch", "stable-baselines3", "sb3-contrib", "cuda-core", "cupy-cuda13x", "cupy-cuda12x")
+FAILS = "fails:"
 
 
 def command(*, json: JsonOption = False) -> None:
@@ -25,8 +24,8 @@ def command(*, json: JsonOption = False) -> None:
         for name, value in findings.items():
             for line in value or ["none"] if isinstance(value, list) else [value]:
                 print_line(f"{name:<12} {line}")
-    if not str(findings["compiling"]).startswith("works"):
-        raise typer.Exit(1)
+    if failed := [name for name, value in findings.items() if str(value).startswith(FAILS)]:
+        raise AtofferError(f"{', '.join(failed)} failed: what is printed says why")
 
 
 def _findings() -> dict[str, str | list[str]]:
@@ -40,7 +39,7 @@ def _findings() -> dict[str, str | list[str]]:
         "packages": ", ".join(f"{name} {number}" for name in PACKAGES if (number := _version(name))),
         "compiling": _compiling(),
         "live": f"not here: it needs {missing}" if missing else f"works on {_gpu()}",
-        "replay": [describe(workload) for workload in recorded_workloads()],
+        "replay": _recorded(),
         "cache": str(cache_folder()),
         "store": str(default_store()),
     }
@@ -61,8 +60,16 @@ def _compiling() -> str:
     try:
         compile_kernel(anchor_programs()["math"], "sm_90a")
     except (AtofferError, ImportError) as error:
-        return f"fails: {error}"
+        return f"{FAILS} {error}"
     return f"works, {compiler_version()}"
+
+
+def _recorded() -> str | list[str]:
+    """The workloads whose latencies ship with the package."""
+    try:
+        return [describe(workload) for workload in recorded_workloads()]
+    except AtofferError as error:
+        return f"{FAILS} {error}"
 
 
 def _gpu() -> str:

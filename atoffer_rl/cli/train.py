@@ -10,6 +10,7 @@ import typer
 from atoffer_rl.agents.hyperparameters import MAX_ENVS
 from atoffer_rl.cli import search_job as job
 from atoffer_rl.cli.options import WORKLOAD_NAMES, JsonOption, refuse_options, workload_options
+from atoffer_rl.cli.output import print_line
 from atoffer_rl.cli.policy_source import RANDOM, read_policy
 from atoffer_rl.errors import PolicyError, StoreError
 from atoffer_rl.workload import Workload
@@ -81,6 +82,8 @@ def command(
         workload, seed = Workload.from_json(start.run["workload"]), int(start.run["seed"])
         standalone = bool(start.run["standalone"])
         measurer = str(start.run["measurer"]) if measurer == "auto" else measurer
+        if hyperparameters.timesteps <= int(start.run["timesteps"]) and not json:
+            print_line("the run has taken all its steps and learns no more: --timesteps gives it more")
     run_name = job.run_name("ppo", workload, seed)
     with (
         job.opened_measurer(measurer, workload, store, json) as opened,
@@ -136,7 +139,11 @@ def _hyperparameters(path: Path | None, start: "Checkpoint | None", changes: dic
     from atoffer_rl.agents.hyperparameters import ppo_config
 
     if path is not None:
-        return ppo_config(changes, path)
+        config = ppo_config(changes, path)
+        if start is not None and config.hidden != start.hidden:
+            remedy = f"set hidden to {start.hidden}, or start a new run from --policy {RANDOM}"
+            raise PolicyError(f"{path} has hidden layers of {config.hidden}, the policy of {start.hidden}: {remedy}")
+        return config
     kept = dict(start.run["config"]) if start is not None and start.resumable else {}
     return ppo_config(kept | {name: value for name, value in changes.items() if value is not None})
 

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ TOLERANCE_RULE = "max|out - ref| <= 2 * (max|eager - ref| + eps * max|ref|), ref
 SCRATCH = ".export-"
 MADE_WITH = "atoffer_rl "
 COMPILED = "__pycache__"
+ARCH_NAME = re.compile(r"sm_\d{2,3}[af]?")
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,26 @@ def write_export(export: Export, folder: Path) -> Path:
     Raises:
         SchemeError: If the scheme is not legal for the workload.
         CompileError: If a kernel does not compile for one of the archs.
-        ExportError: If the folder holds something else, or cannot be written.
+        ExportError: If a kernel's instructions are not those of one of the archs, or the folder holds something else or
+            cannot be written.
     """
     LegalSpace(export.workload, export.device).check(export.scheme)
+    _check_archs(export)
     target = check_folder(folder)
     with _writing(folder), tempfile.TemporaryDirectory(dir=target.parent, prefix=SCRATCH) as scratch:
         made = Path(scratch) / "export"
         _Writer(export, made).write()
         _replace(target, made, Path(scratch) / "replaced")
     return folder
+
+
+def _check_archs(export: Export) -> None:
+    """Accept targets that the scheme's templates have instructions for; unknown ones are left to the compiler."""
+    for arch in filter(ARCH_NAME.fullmatch, export.archs):
+        device = replace(export.device, arch=arch)
+        for choice in export.scheme.choices:
+            if why := template_named(choice.template).why_not(export.workload, choice.run, device):
+                raise ExportError(f"{choice} does not run on {arch}: {why}")
 
 
 def _replace(target: Path, made: Path, replaced: Path) -> None:

@@ -21,7 +21,7 @@ from atoffer_rl.workload import Workload
 
 HEAD_DIMS = (64, 128)
 BLOCK_COLUMNS = (64, 128)
-COMPUTE_CAPABILITY = 90
+ARCH = "sm_90a"
 BIAS_OPERATOR = 1
 MERGE_OPERATOR = 6
 GROUP_ROWS, GROUP_THREADS = 64, 128
@@ -71,8 +71,8 @@ class BlockTemplate:
             return f"head_dim must be 64 or 128, not {workload.head_dim}"
         if workload.padded:
             return f"lengths of sequences are not read: they must be full, not {workload.lengths}"
-        if device.compute_capability != COMPUTE_CAPABILITY:
-            return f"warpgroup products are instructions of sm_90a alone, not of {device.arch}"
+        if device.arch != ARCH:
+            return f"warpgroup products are instructions of {ARCH} alone, not of {device.arch}"
         return None
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:

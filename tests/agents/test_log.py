@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 
 import pytest
@@ -38,6 +39,11 @@ def test_an_unwritable_folder_is_one_line(tmp_path, place):
     with pytest.raises(LogError, match="use another --log-folder") as failure:
         RunLog(tmp_path / place)
     assert "\n" not in str(failure.value)
+
+
+def test_a_folder_that_tensorboard_cannot_name_is_one_line(tmp_path):
+    with pytest.raises(LogError, match=r"\(no UTF-8\): use another --log-folder"):
+        RunLog(tmp_path / os.fsdecode(b"\xff"))
 
 
 def test_a_line_that_was_left_half_written_is_dropped(tmp_path):

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from atoffer_rl.cli import doctor
+from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels import machine
 from atoffer_rl.kernels.measurers import open as open_measurers
 from atoffer_rl.records import save_table
@@ -171,3 +173,15 @@ def test_doctor_says_what_is_missing(atoffer, monkeypatch):
     printed = atoffer("doctor").out
     assert "compiling" in printed
     assert all(f"replay       {workload}\n" in printed for workload in findings["replay"] or ["none"])
+
+
+def test_doctor_goes_on_where_the_shipped_table_is_damaged(atoffer, monkeypatch):
+    def damaged():
+        raise StoreError("the table is damaged: install the package again")
+
+    monkeypatch.setattr(doctor, "recorded_workloads", damaged)
+    outcome = atoffer("doctor", "--json")
+    assert outcome.status == 1
+    findings = json.loads(outcome.out)
+    assert findings["replay"] == "fails: the table is damaged: install the package again"
+    assert findings["compiling"].startswith("works")

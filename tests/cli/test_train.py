@@ -7,6 +7,7 @@ import os
 import pytest
 
 from atoffer_rl.agents import random_search
+from atoffer_rl.agents.hyperparameters import CONFIG_FOLDER
 from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.session import Session
 from atoffer_rl.errors import StoreError
@@ -109,6 +110,23 @@ def test_what_a_resumed_run_keeps_cannot_be_given(train, atoffer, tmp_path, word
     assert outcome.err.endswith(
         f"--resume goes on with the checkpoint's own workload, policy and folder: leave out {named}\n"
     )
+
+
+def test_a_resumed_run_says_that_its_steps_are_over(train, atoffer, tmp_path):
+    train("--budget", 12, "--timesteps", 32)
+    outcome = atoffer("train", "--resume", only(tmp_path / "logs") / "checkpoint.zip")
+    assert outcome.status == 0
+    assert "the run has taken all its steps and learns no more: --timesteps gives it more\n" in outcome.out
+
+
+def test_the_hidden_layers_are_the_policys(atoffer, tmp_path):
+    config = tmp_path / "wide.yml"
+    config.write_text((CONFIG_FOLDER / "ppo.yml").read_text().replace("hidden: 64", "hidden: 32"))
+    outcome = atoffer("train", *SHAPE, "--config", config)
+    assert outcome.status == 1
+    assert "has hidden layers of 32, the policy of 64: set hidden to 64, or start a new run" in outcome.err
+    words = ("--config", config, "--policy", "random", "--log-folder", tmp_path / "logs")
+    assert atoffer("train", *SHAPE, *words, "--budget", 4, "--timesteps", 16).status == 0
 
 
 def test_a_resumed_runs_budget_can_be_given(train, atoffer, tmp_path):

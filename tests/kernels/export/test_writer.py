@@ -228,6 +228,17 @@ def test_an_arch_that_does_not_exist_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100a"])
+def test_an_arch_without_a_kernels_instructions_is_refused(tmp_path: Path, arch: str) -> None:
+    workload = Workload(batch=2, seq_len=64, heads=2, head_dim=64, ffn_dim=64, layers=2)
+    (blocks, *_) = template_choices("block", workload, Run(2, 6))
+    others = [choice for choice in fused(workload).choices if choice.run != blocks.run]
+    scheme = Scheme((others[0], blocks, *others[1:]))
+    with pytest.raises(ExportError, match=f"block.* does not run on {arch}: warpgroup products"):
+        write_export(Export(workload, scheme, H100, ("sm_90a", arch), {}), tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
 def test_illegal_scheme_is_refused(tmp_path: Path) -> None:
     other = Workload(batch=2, seq_len=24, heads=2, head_dim=32, ffn_dim=64, layers=2, dtype="float32")
     with pytest.raises(SchemeError, match="not legal"):
