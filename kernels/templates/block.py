@@ -31,6 +31,7 @@ HEADERS = (
     "common.cuh",
     "barriers.cuh",
     "registers.cuh",
+    "ring.cuh",
     "pairs.cuh",
     "panels.cuh",
     "wgmma.cuh",

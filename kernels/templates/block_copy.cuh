@@ -3,7 +3,7 @@
 
 #include "block_layout.cuh"
 
-namespace atoffer {
+namespace atoffer::block {
 
 // One thread's part: always the same 8 channels, of every kStep-th column.
 template <class Shape>
@@ -24,7 +24,7 @@ struct Copier {
     // block's keys, where a rule says what is needed, else of the first block's.
     int query_at, key_at;
     unsigned first_query, first_key;  // addresses of where these vectors come, keys in the first stage
-    Place<Block::kStages> place;
+    RingPosition<Block::kStages> place;
     // Where a rule says what is needed: the first column of the block to be copied next, and that before which all are
     // needed.
     int first_column, end;
@@ -77,17 +77,17 @@ struct Copier {
 
     // Begins to copy the next block as soon as its buffer is free.
     __device__ __forceinline__ void copy() {
-        wait_phase(ring.emptied(place.stage), place.parity ^ 1);
+        wait_phase(ring.emptied(place.at), place.parity ^ 1);
         copy_to_empty();
     }
 
     // The same where the buffer was never used.
     __device__ __forceinline__ void copy_to_empty() {
-        const unsigned to = first_key + place.stage * 2 * Block::kMatrixBytes;
+        const unsigned to = first_key + place.at * 2 * Block::kMatrixBytes;
         copy_matrix(to, 0);
-        arrive_with_copies(ring.keys_here(place.stage));
+        arrive_with_copies(ring.keys_here(place.at));
         copy_matrix(to + Block::kMatrixBytes, Block::kWidth);
-        arrive_with_copies(ring.values_here(place.stage));
+        arrive_with_copies(ring.values_here(place.at));
         place.advance();
         if constexpr (Block::kReach == kListed) {
             entry = next_entry;
@@ -110,19 +110,25 @@ private:
     __device__ __forceinline__ void prefetch_next() const {
         constexpr int kLines = 2 * Block::kPanels * kCopies;
         const Element* from = qkv + (key_at - vector * kVectorElements);
-        int left = Block::kSeqLen;
-        if constexpr (Block::kReach == kListed) {
-            from += entry.number * Block::kColumns * Block::kTokenStride;
-            left -= entry.number * Block::kColumns;
-        } else {
-            left = end - first_column;
-        }
+        if constexpr (Block::kReach == kListed) from += entry.number * Block::kColumns * Block::kTokenStride;
 #pragma unroll
         for (int first = 0; first < kLines; first += Block::kRowVectors) {
             const int line = first + vector, apart = line % kCopies * kStep, panel = line / kCopies % Block::kPanels;
             const int matrix = line / (kLines / 2);
-            if (line >= kLines || column + apart >= left) continue;
+            if (line >= kLines || !wants(apart)) continue;
             prefetch<kPanelRowBytes>(from + apart * Block::kTokenStride + matrix * Block::kWidth + panel * kPanelElements);
+        }
+    }
+
+    // Whether any row of the tile keeps the column so many, a multiple of kStep, after the thread's first of the block.
+    __device__ __forceinline__ bool wants(int apart) const {
+        if constexpr (Block::kReach == kListed) {
+            unsigned word = entry.wanted[0];
+#pragma unroll
+            for (int at = 1; at < Block::kRowWords; ++at) word = apart / kWordBits == at ? entry.wanted[at] : word;
+            return word >> (apart % kWordBits + column) & 1;
+        } else {
+            return first_column + column + apart < end;
         }
     }
 
@@ -154,13 +160,11 @@ private:
     __device__ __forceinline__ void copy_wanted(unsigned to, const Element* from) const {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-            const bool wants = Block::kReach == kListed
-                                   ? entry.wanted[i * kStep / kWordBits] >> (i * kStep % kWordBits + column) & 1
-                                   : first_column + column + i * kStep < end;
-            const Element* column_from = wants ? from + i * kStep * Block::kTokenStride : qkv;
-            copy_async<kVectorBytes>(to + i * kStep * kPanelRowBytes, column_from, wants);
+            const bool wanted = wants(i * kStep);
+            const Element* column_from = wanted ? from + i * kStep * Block::kTokenStride : qkv;
+            copy_async<kVectorBytes>(to + i * kStep * kPanelRowBytes, column_from, wanted);
         }
     }
 };
 
-}  // namespace atoffer
+}  // namespace atoffer::block

@@ -188,6 +188,12 @@ __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool v
     }
 }
 
+// Copies 16 bytes, OFFSET bytes beyond `to`: the constant costs no instruction.
+template <int OFFSET>
+__device__ __forceinline__ void copy_vector(unsigned to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1], 16;" ::"r"(to), "l"(from), "n"(OFFSET) : "memory");
+}
+
 // Asks for BYTES from `from` on, a multiple of 16, to be brought into L2; does not wait.
 template <int BYTES>
 __device__ __forceinline__ void prefetch(const void* from) {

@@ -48,6 +48,7 @@ HEADERS = (
     "common.cuh",
     "barriers.cuh",
     "registers.cuh",
+    "ring.cuh",
     "pairs.cuh",
     "tf32.cuh",
     "gather_layout.cuh",

@@ -3,7 +3,7 @@
 
 #include "gather_layout.cuh"
 
-namespace atoffer {
+namespace atoffer::gather {
 
 // Rows and columns of an item as the plan lists them.
 template <class Shape>
@@ -76,9 +76,9 @@ struct Copier {
     const Plan<Element>& plan;
     const Shared<Shape>& shared;
     int thread, first_row, vector;
-    Turn<Tile::kSlots> slot;
-    Turn<Tile::kBuffers> buffer;
-    Turn<1> shelf;
+    RingPosition<Tile::kSlots> slot;
+    RingPosition<Tile::kBuffers> buffer;
+    RingPosition<1> shelf;
 
     // Which rows of a matrix of ROWS rows the warp copies, as numbers of device memory's: each lane holds a few, and gives
     // them to the others when they are copied. -1 where there is none.
@@ -262,7 +262,7 @@ struct Copier {
             const int number = rows.of(i, thread);
             if (number < 0) continue;
             const int at = scratch_row<Shape>(from, head, number);
-            copy_vector<Tile::kResultsAt, 0>(shared.address + target(i),
+            copy_vector<Tile::kResultsAt>(shared.address + target(i),
                                              plan.sums + at * Tile::kChannels + vector * Tile::kVectorElements);
             if (vector > 0) continue;
             copy_async<Tile::kWeightBytes>(shared.result_weight(first_row + i * Tile::kCopyRows), plan.weights + at);
@@ -304,7 +304,7 @@ struct Copier {
         for (int i = 0; i < Columns::kCopies; ++i) {
             const int column = fetched.of(i, thread);
             if (!has_channels() || column < 0 || (Tile::kPadded && column >= length)) continue;
-            copy_vector<0, 0>(to + target(i), token(from, column));
+            copy_vector<0>(to + target(i), token(from, column));
         }
     }
 
@@ -319,7 +319,7 @@ struct Copier {
             if (Tile::kPadded && column >= length) {
                 copy_async<kVectorBytes>(to + target(i), from, false);
             } else {
-                copy_vector<0, 0>(to + target(i), token(from, column));
+                copy_vector<0>(to + target(i), token(from, column));
             }
         }
     }
@@ -342,7 +342,7 @@ struct Copier {
         for (int i = 0; i < Rows::kCopies; ++i) {
             const int number = rows.of(i, thread);
             if (!has_channels() || number < 0 || (Tile::kPadded && number >= length)) continue;
-            copy_vector<0, 0>(to + target(i), token(from, number));
+            copy_vector<0>(to + target(i), token(from, number));
         }
     }
 
@@ -375,4 +375,4 @@ struct Copier {
     }
 };
 
-}  // namespace atoffer
+}  // namespace atoffer::gather

@@ -3,7 +3,7 @@
 
 #include "gather_products.cuh"
 
-namespace atoffer {
+namespace atoffer::gather {
 
 // The two results of a lane's rows, combined over the four lanes that share them.
 __device__ __forceinline__ void quad_max(float (&rows)[2]) {
@@ -104,7 +104,7 @@ struct WarpTile {
     }
 
     // Takes in the chunk in `slot`: its keys as soon as they are there, its values once they are needed.
-    __device__ __forceinline__ void attend(const Shared<Shape>& shared, Turn<Tile::kSlots> slot, int pass) {
+    __device__ __forceinline__ void attend(const Shared<Shape>& shared, RingPosition<Tile::kSlots> slot, int pass) {
         wait_phase(shared.keys_here(slot.at), slot.parity);
         bool has_values = false;
         const unsigned* words =
@@ -424,4 +424,4 @@ struct WarpTile {
     }
 };
 
-}  // namespace atoffer
+}  // namespace atoffer::gather

@@ -3,12 +3,13 @@
 
 #include "barriers.cuh"
 #include "registers.cuh"
+#include "ring.cuh"
 #include "common.cuh"
 
-namespace atoffer {
+namespace atoffer::gather {
 
 constexpr int kFragmentRows = 16;    // rows of an mma result, and its depth
-constexpr int kFragmentColumns = 8;  // columns of an mma result
+constexpr int kMmaColumns = 8;  // columns of an mma result
 constexpr int kGroupColumns = 16;    // columns that an ldmatrix takes in: the depth of the product with V
 constexpr int kGroupBits = 8;        // mask bits that a lane needs of a group
 constexpr int kBlockColumns = 64;    // columns of a fragment that a lane's mask word covers: 4 groups
@@ -97,8 +98,8 @@ struct Tiling {
 
     static constexpr int kDepthSteps = kRowVectors / 2;  // mma steps over a head's channels
     static constexpr int kGroups = kStep / kGroupColumns;
-    static constexpr int kScoreTiles = kStep / kFragmentColumns;    // mma results across a step's columns
-    static constexpr int kSumTiles = kChannels / kFragmentColumns;  // mma results across the channels
+    static constexpr int kScoreTiles = kStep / kMmaColumns;    // mma results across a step's columns
+    static constexpr int kSumTiles = kChannels / kMmaColumns;  // mma results across the channels
     static constexpr int kPartialFloats = 4 * kSumTiles + 4;        // a lane's sums, bases and totals
     static constexpr int kLaneVectors = kRowVectors / kQuad;        // of a row's channels, those that a lane holds
     static constexpr bool kExact = kSame<Element, float>;           // partial results are kept with all their bits
@@ -137,6 +138,12 @@ struct Tiling {
     static_assert(kChunk <= 256, "a place is a byte");
     static_assert(kMatrixBytes <= 1 << 16, "an offset in a chunk has 16 bits");
     static_assert(kCopyThreads % kRowVectors == 0, "a thread copies the same channels of every row");
+    static_assert((kCopyRows & (kCopyRows - 1)) == 0, "rows a power of two apart: keys of the swizzle add up");
+    static_assert(kAllHeads % Shape::kGroupHeads == 0, "heads fall into whole groups");
+    static_assert(kPasses <= 2, "a far pass is followed by a near one, and no other");
+    static_assert(Shape::kFragmentColumns % kStep == 0, "a fragment's columns of a chunk are whole steps");
+    static_assert(!Shape::kComputed || (!kShelves && Shape::kMaskBatches == 1),
+                  "computed items are final, and the same for every sequence");
     static_assert(kSharedBytes == Shape::kSharedBytes, "the launch gives the shared memory that is laid out here");
 };
 
@@ -293,17 +300,4 @@ struct Shared {
     }
 };
 
-// Where a ring's reader or writer stands.
-template <int SIZE>
-struct Turn {
-    int at = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++at == SIZE) {
-            at = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-}  // namespace atoffer
+}  // namespace atoffer::gather

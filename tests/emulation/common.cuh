@@ -155,6 +155,11 @@ void copy_async(unsigned to, const void* from, bool valid = true) {
     emulation::copy_later(to, from, BYTES, valid);
 }
 
+template <int OFFSET>
+void copy_vector(unsigned to, const void* from) {
+    emulation::copy_later(to + OFFSET, from, 16, true);
+}
+
 template <int BYTES>
 void prefetch(const void* from) {
     static_assert(BYTES % 16 == 0, "a bulk prefetch moves whole vectors");
