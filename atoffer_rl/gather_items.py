@@ -1,6 +1,6 @@
 """The items of gathered attention: which rows a block takes, which columns it reads, what its fragments multiply.
 
-A mask's parts (`row_order`) are cut into items, one for each block of a head:
+A mask's parts (`row_order`) are cut into items, the work that a thread block takes at a time:
 
     item      tile_rows rows, and chunks of gathered columns: every column that any of its rows keeps, once
     fragment  16 of its rows; of each chunk it multiplies only the columns that its own rows keep
@@ -105,7 +105,7 @@ class Layout:
     """The items of every mask of a batch.
 
     Attributes:
-        masks: Of each mask, those with the most chunks first.
+        masks: Of each mask, those with the most chunks first; where a formula gives them, the last rows first.
         chunk: Columns of a chunk.
         formula: How rows and columns follow from an item's number, if they do.
     """

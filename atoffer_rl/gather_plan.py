@@ -76,7 +76,7 @@ class GatherPlan:
 
     @property
     def items(self) -> int:
-        """Blocks of each head."""
+        """Items of each head."""
         return int(self.headers.shape[1])
 
     @property

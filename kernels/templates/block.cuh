@@ -6,7 +6,7 @@
 //
 //   list: 0, 1, 3 + bitmap                 shared memory, kStages buffers
 //   device memory                          +------------+------------+
-//   K, V rows ------ 16-byte cp.async ---> | K (C x W)  | V (C x W)  |   panels, see wgmma.cuh
+//   K, V rows ------ 16-byte cp.async ---> | K (C x W)  | V (C x W)  |   panels, see panels.cuh
 //                                          +------------+------------+
 //   Q (64 x W a warpgroup) -- product --> scores (64 x C, float32)   |  transposed
 //                                              | bitmap, running maximum, exp2
@@ -22,8 +22,8 @@
 // Copies are the job of all threads, or of a warpgroup of its own (kLoader), whose registers the others take over. With
 // a loader, warpgroups take turns in issuing products, so that one's softmax runs beside another's products.
 //
-// Where there are few tiles, the thread blocks of a cluster, its ranks, share one of 64 rows (kRanks): each takes every so
-// manieth column block. Then each has some warps' rows to finish, and gives what it found of the others' to those ranks:
+// Where there are few tiles, the thread blocks of a cluster, its ranks, share one of 64 rows (kRanks): each takes every
+// kRanks-th column block. Then each has some warps' rows to finish, and gives what it found of the others' to those ranks:
 //
 //   rank 0   column blocks 0, 4, ... | gives rows 16 to 63        | waits for rows 0 to 15 of the others, merges, stores
 //   rank 1   column blocks 1, 5, ... | gives rows 0 to 15, 32 ... | the same of rows 16 to 31

@@ -33,7 +33,7 @@
 //                             rows of the item   -- 16-byte cp.async ----->  | sums    |  ----> sum, total, maximum
 //                                                -- 4 or 8 bytes --------->  | weights |  ----> -> result
 //
-// Nobody waits for ever. Numbers are drawn in order, and where each block has just one, blocks begin in the order of
+// Nobody waits for ever. Numbers are drawn in order, and where each block has just one, cards begin blocks in the order of
 // theirs: so running blocks hold whatever a number waits for, and that has smaller numbers. When copying warps wait,
 // everything for the earlier items of their block, and the chunks of this one, is on its way; its multiplying warps go
 // on, and have counted what they wrote before they wait for anything. The last block to leave sets counts back.

@@ -57,8 +57,9 @@ HEADERS = (
     "gather_fragment.cuh",
     "gather.cuh",
 )
-PLAN_NAMES = ("gather_items", "gather_rows", "gather_orders", "gather_columns", "gather_steps")
-LIMITS = "gather_limits"
+ITEMS, ROWS, ORDERS, COLUMNS, STEPS_OF_ITEMS, LIMITS = (
+    f"gather_{name}" for name in ("items", "rows", "orders", "columns", "steps", "limits")
+)
 SCRATCH_NAMES = ("gather_sums", "gather_weights", "gather_counts")
 MULTIPROCESSORS = 132
 """Of a large card. A smaller one executes as many blocks, just not all of them at a time."""
@@ -136,6 +137,8 @@ class GatherTemplate:
             chunks=plan.chunks,
             passes=plan.passes,
             fragment_columns=_fragment_columns(values, plan),
+            has_orders=ORDERS in _plan_names(workload, plan),
+            has_columns=COLUMNS in _plan_names(workload, plan),
             group_heads=_group_heads(workload, values, plan),
             registers=shifted_registers(values),
             copy_registers=COPY_REGISTERS,
@@ -155,8 +158,7 @@ class GatherTemplate:
             arguments=(
                 *run_inputs(workload, run),
                 *run_weights(run),
-                *PLAN_NAMES,
-                *((LIMITS,) if workload.padded else ()),
+                *_plan_names(workload, plan),
                 *(name for name, _ in scratch),
                 *run_results(run),
             ),
@@ -278,7 +280,7 @@ def _weight_bytes(workload: Workload) -> int:
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan | GatherOutline) -> int:
-    """Dynamic shared memory of a block: see `Tiling` of gather.cuh, which checks it."""
+    """Dynamic shared memory of a block: see `Tiling` of gather_layout.cuh, which checks it."""
     row_bytes, tile_rows = _row_bytes(workload), values["tile_rows"]
     fragments, two = tile_rows // FRAGMENT_ROWS, plan.passes > 1
     step_words = plan.passes * fragments * plan.blocks * (BLOCK_COLUMNS // 2 + WARP_SIZE)
@@ -339,8 +341,11 @@ def _tiling(workload: Workload, values: Mapping[str, int]) -> tuple[Mask, int, i
 
 
 def _group_heads(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
-    """Heads whose items are taken in turn, a divisor of all heads: enough for partial items to fill the card before final
-    ones wait for them, else for items of a kind to be taken by half of it at a time."""
+    """Heads whose items are taken in turn, a divisor of all heads.
+
+    Enough that their partial items fill the card before final ones wait for them; where there are none, that their
+    items fill half of it.
+    """
     heads = workload.batch * workload.heads
     items, wanted = plan.items, values["blocks"] * MULTIPROCESSORS // 2
     if plan.partial_items:
@@ -351,15 +356,27 @@ def _group_heads(workload: Workload, values: Mapping[str, int], plan: GatherPlan
 
 def _plan_arrays(workload: Workload, values: Mapping[str, int]) -> dict[str, PlanArray]:
     plan = _plan(workload, values)
-    arrays = plan.headers, plan.rows, plan.orders, plan.columns, _steps(plan, _row_bytes(workload))
-    return dict(zip(PLAN_NAMES, arrays, strict=True)) | ({LIMITS: _limits(plan)} if workload.padded else {})
+    arrays: dict[str, PlanArray] = {ITEMS: plan.headers, ROWS: plan.rows, ORDERS: plan.orders, COLUMNS: plan.columns}
+    arrays |= {STEPS_OF_ITEMS: _steps(plan, _row_bytes(workload)), LIMITS: _limits(plan)}
+    return {name: arrays[name] for name in _plan_names(workload, plan)}
+
+
+def _plan_names(workload: Workload, plan: GatherPlan) -> tuple[str, ...]:
+    """The arrays of the plan that the kernel reads, in the order of its parameters."""
+    unread = {
+        ORDERS: plan.passes == 1,
+        COLUMNS: plan.formula is not None and not workload.padded,
+        LIMITS: not workload.padded,
+    }
+    return tuple(name for name in (ITEMS, ROWS, ORDERS, COLUMNS, STEPS_OF_ITEMS, LIMITS) if not unread.get(name))
 
 
 def plan_bytes(workload: Workload, plan: GatherPlan) -> int:
     """Of what `_plan_arrays` gives, where a place takes two bytes."""
-    as_planned = (plan.headers, plan.rows, plan.orders, plan.columns, plan.words)
-    limits = plan.headers[..., 0].size * (1 + plan.chunks) * 4 if workload.padded else 0
-    return sum(array.nbytes for array in as_planned) + 2 * plan.places.size + limits
+    sizes = {ITEMS: plan.headers.nbytes, ROWS: plan.rows.nbytes, ORDERS: plan.orders.nbytes}
+    sizes |= {COLUMNS: plan.columns.nbytes, STEPS_OF_ITEMS: plan.words.nbytes + 2 * plan.places.size}
+    sizes |= {LIMITS: plan.headers[..., 0].size * (1 + plan.chunks) * 4}
+    return sum(sizes[name] for name in _plan_names(workload, plan))
 
 
 def _limits(plan: GatherPlan) -> NDArray[np.int32]:
@@ -381,7 +398,7 @@ def _steps(plan: GatherPlan, row_bytes: int) -> NDArray[np.uint32]:
     """For each block of 64 columns: a 16-bit offset of each in shared memory, then the bits of its rows.
 
     Two words for each of 16 columns hold the offsets of that column and the ones 16, 32 and 48 further. An offset names
-    the first vector of a row; see `swizzled` of gather.cuh for how vectors lie.
+    the first vector of a row; see `swizzled` of gather_layout.cuh for how vectors lie.
     """
     rows = plan.places.astype(np.uint32)
     vectors = row_bytes // VECTOR_BYTES
@@ -400,7 +417,7 @@ def _grid(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> in
 
 
 def _scratch(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> tuple[tuple[str, int], ...]:
-    """Room for partial results and counts: see `Plan` of gather.cuh."""
+    """Room for partial results and counts: see `Plan` of gather_layout.cuh."""
     heads = workload.batch * workload.heads
     if not plan.partial_items and _grid(workload, values, plan) == plan.items * heads:
         return ()

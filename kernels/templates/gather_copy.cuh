@@ -26,7 +26,7 @@ struct ListedSource {
 };
 
 // The same, computed from the item's number: nothing has to be read before the copies can begin. Columns are those of
-// a band that moves with the rows, after summary columns a constant step apart; see ColumnFormula of gather_plan.py.
+// a band that moves with the rows, after summary columns a constant step apart; see ColumnFormula of gather_items.py.
 template <class Shape>
 struct ComputedSource {
     using Tile = Tiling<Shape>;
@@ -35,10 +35,10 @@ struct ComputedSource {
 
     __device__ __forceinline__ ComputedSource(const Plan<typename Shape::Element>&, int, int number) {
         first_row = (Tile::kItems - 1 - number) * Tile::kTileRows;
-        const int last_row = min(first_row + Tile::kTileRows, Tile::kSeqLen);
+        const int end_row = min(first_row + Tile::kTileRows, Tile::kSeqLen);
         band = max(0, first_row - Shape::kLeft) / Shape::kAlign * Shape::kAlign;
         summaries = max(0, band - Shape::kOffset + Shape::kSummaryStep - 1) / Shape::kSummaryStep;
-        columns = summaries + min(last_row + Shape::kRight, Tile::kSeqLen) - band;
+        columns = summaries + min(end_row + Shape::kRight, Tile::kSeqLen) - band;
     }
 
     __device__ __forceinline__ int merges() const { return 0; }
@@ -149,8 +149,8 @@ struct Copier {
         if constexpr (kDraws || kWaits) leave();
     }
 
-    // The next number, for the first thread. Where items wait for others, all of them are drawn, so that one that is
-    // waited for has been drawn by a block that runs; else each block has one to begin with.
+    // The next number, for the first thread. Where items wait for others and there are more of them than blocks, all are
+    // drawn, so that one that is waited for has been drawn by a block that runs; else each block begins with its own.
     __device__ __forceinline__ int draw() const {
         return thread == 0 ? atomicAdd(plan.counts, 1) + (kWaits ? 0 : Shape::kGrid) : 0;
     }

@@ -54,8 +54,8 @@ template <class Element>
 struct Plan {
     const Item* items;
     const int* rows;
-    const int* orders;
-    const int* columns;
+    const int* orders;   // where there are two passes
+    const int* columns;  // where they are not computed, or sequences have lengths
     const unsigned* steps;
     Element* sums;  // scratch: (shelves, batch * heads, shelved rows, channels in the order of a lane)
     Weight<Element>* weights;  // scratch: (shelves, batch * heads, shelved rows)
@@ -185,8 +185,8 @@ struct HeadItem {
 };
 
 // What ticket `number` stands for. Heads go in groups of kGroupHeads: each item of all of them, then the next. Partial items
-// come first, so that few final items wait; then the longest, so that the last to be taken are short and blocks end
-// alike. Keys and values are still in the cache when they are read again.
+// come first, so that few final items wait; then the longest (computed ones: those of the last rows), so that the last to
+// be taken are short and blocks end alike. Keys and values are still in the cache when they are read again.
 template <class Shape>
 __device__ __forceinline__ HeadItem head_item_of(int number) {
     constexpr int kGroup = Shape::kGroupHeads * Shape::kItems;
