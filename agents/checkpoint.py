@@ -23,6 +23,7 @@ from atoffer_rl.agents.hyperparameters import MAX_HIDDEN
 from atoffer_rl.agents.training_state import check_training_state
 from atoffer_rl.envs.space_hash import check_space_hash
 from atoffer_rl.errors import LogError, PolicyError
+from atoffer_rl.whole_file import replacing
 
 FORMAT = "atoffer-policy-1"
 SHIPPED_POLICY = Path(__file__).parent / "policies" / "shipped.zip"
@@ -95,14 +96,11 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, remedy: str = "make room
         "space": checkpoint.space,
         "run": dict(checkpoint.run),
     }
-    partial = path.with_name(path.name + ".partial")
     try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
+        with replacing(path) as raw, zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as file:
             _add(file, "about.json", json.dumps(about, indent=1).encode())
             _add(file, "tensors.pt", _tensor_bytes(tensors))
-        partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         reason = error.strerror or error
         raise LogError(f"cannot write checkpoint {path} ({reason}): {remedy}") from error
 

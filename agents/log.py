@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from atoffer_rl.agents.uninterrupted import uninterrupted
 from atoffer_rl.errors import LogError
+from atoffer_rl.whole_file import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,8 +119,8 @@ class RunLog:
     def result(self, record: Mapping[str, Any]) -> None:
         """Write the result."""
         if self.folder is not None:
-            with self._writing():
-                (self.folder / RESULT_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            with self._writing(), replacing(self.folder / RESULT_FILE) as file:
+                file.write((json.dumps(record, indent=1) + "\n").encode())
 
     def close(self) -> None:
         """Flush and close."""

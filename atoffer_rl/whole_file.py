@@ -28,7 +28,7 @@ def whole_file(path: Path, kind: type[AtofferError], what: str) -> Iterator[Bina
         AtofferError: Of `kind`, if it cannot be written; an earlier file is as it was.
     """
     try:
-        with _replacing(path) as file:
+        with replacing(path) as file:
             yield file
     except BrokenPipeError:
         raise
@@ -37,7 +37,16 @@ def whole_file(path: Path, kind: type[AtofferError], what: str) -> Iterator[Bina
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
+    """The same as `whole_file`, with the operating system's errors as they are.
+
+    Args:
+        path: The file; its folder must exist.
+        durable: Whether it is on the disk before it takes the place of the earlier one.
+
+    Raises:
+        OSError: If it cannot be written; an earlier file is as it was.
+    """
     if is_stream(path):  # by its own name: that of what a pipe leads to is none
         with path.open("wb") as file:
             yield file
@@ -50,7 +59,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         with partial.open("xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         if path.exists():
             partial.chmod(stat.S_IMODE(path.stat().st_mode))
         partial.replace(path)

@@ -95,7 +95,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
     | `position` | 0 to 1 | first operator of the present segment / 15 |
     | `operator_0` to `operator_14` | 0 to 1 | flag: the present segment begins here |
     | `phase_segment`, `phase_parameter` | 0 to 1 | flag: what the present decision is about |
-    | `parameter_depth` | 0 to 1 | parameters of the present segment decided so far / 8 |
+    | `parameter_depth` | 0 to 1 | parameters of the present segment decided so far / 16 |
     | `parameter_code_0` to `parameter_code_3` | -1 to 1 | code of the present parameter's name, else 0 |
     | `options` | 0 to 1 | options of the present decision / 64 |
     | `open_length` | 0 to 1 | operators of the open segment / 15, 0 before it is chosen |

@@ -3,10 +3,10 @@
 import hashlib
 import os
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from atoffer_rl.kernels.compiler import OPTIONS, compile_kernel, compiler_version, source_hash
 from atoffer_rl.kernels.program import KernelProgram, Program
+from atoffer_rl.whole_file import replacing
 
 FOLDER_VARIABLE = "ATOFFER_CACHE"
 DIGEST_BYTES = 32
@@ -67,9 +67,8 @@ class CubinCache:
         path = self.path(program, arch)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The digest comes last: tools that read cubins ignore what follows the ELF.
-            with NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
+            with replacing(path, durable=False) as file:  # the digest would tell
+                # It comes last: tools that read cubins ignore what follows the ELF.
                 file.write(cubin + hashlib.sha256(cubin).digest())
-            Path(file.name).replace(path)
         except OSError:
             return

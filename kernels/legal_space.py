@@ -16,7 +16,7 @@ from atoffer_rl.tensors import no_place
 from atoffer_rl.workload import Workload
 
 PLAINEST = ("rowwise", "gemm", "chain")
-"""Templates that between them implement every operator for every workload, the plainest first for each run."""
+"""Templates that between them implement every operator of nearly every workload, the plainest first for each run."""
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ def lower(program: AtofferProgram, workload: Workload, device: DeviceSpec = H100
     A run that no single generated template implements is split into the fewest that some template does, the
     longest first. Runs that cannot be split so (they would store what is too large to index) are joined with
     their neighbours, leaving out as few of the program's cuts as possible. Each takes its template's default choice.
-    The hand-written kernel's place is taken by tile attention where the workload allows it (16-bit formats), else
-    by rowwise.
+    The hand-written kernel's place is taken by gather where it implements the workload, else by rowwise.
 
     Raises:
         NoTemplate: If generated templates do not cover the layer of `workload`.

@@ -67,8 +67,8 @@ def command(
     Example: atoffer explain --batch 16 --seq-len 256 --code 41115
     """
     table = recorded_table(workload)
-    chosen, origin = _chosen(workload, scheme, code, table)
     device = table.device if table is not None else H100
+    chosen, origin = _chosen(workload, scheme, code, table, device)
     rows = _rows(workload, chosen, table, device)
     if json:
         _print_json(workload, chosen, origin, device, rows)
@@ -78,20 +78,22 @@ def command(
         print_line(f"activations: {peak_bytes / 1e6:.2f} MB at the peak, input and output included")
 
 
-def _chosen(workload: Workload, path: Path | None, code: int | None, table: RecordedTable | None) -> tuple[Scheme, str]:
+def _chosen(
+    workload: Workload, path: Path | None, code: int | None, table: RecordedTable | None, device: DeviceSpec
+) -> tuple[Scheme, str]:
     from atoffer_rl.kernels.legal_space import LegalSpace
     from atoffer_rl.table_summary import best_recorded
 
     if path is not None and code is not None:
         raise SchemeError("--scheme and --code are two schemes: give one of them")
-    space = LegalSpace(workload)
+    space = LegalSpace(workload, device)
     if path is not None:
         return read_scheme(path, space), f"the scheme in {path}"
     if code is not None:
         from atoffer_rl.atoffer_code import AtofferProgram
         from atoffer_rl.kernels.lowering import lower
 
-        chosen, origin = lower(AtofferProgram.from_code(code), workload), f"AToffer code {code}"
+        chosen, origin = lower(AtofferProgram.from_code(code), workload, device), f"AToffer code {code}"
     elif table is not None:
         chosen, origin = best_recorded(table, workload)[0], "the best scheme of the recorded table"
     else:

@@ -14,7 +14,7 @@ from atoffer_rl.cli.interrupts import noted_interrupts
 from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.cli.progress_bar import ProgressBar
 from atoffer_rl.cli.start import INTERRUPTED
-from atoffer_rl.errors import LogError, NotRecorded
+from atoffer_rl.errors import LaunchError, LogError, NotRecorded
 from atoffer_rl.records import describe
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
@@ -117,8 +117,8 @@ def run_name(searcher: str, workload: Workload, seed: int) -> str:
 
 @contextmanager
 def watched(session: "Session", show: bool | None, quiet: bool) -> Iterator[None]:
-    """A progress bar of `session` on stderr."""
-    visible = not quiet and (sys.stderr.isatty() if show is None else show)
+    """A progress bar of `session` on stderr: where asked for, else on a terminal unless all is quiet."""
+    visible = (not quiet and sys.stderr.isatty()) if show is None else show
     with ProgressBar(visible) as bar:
         bar.show("measuring", 0, session.ledger.units)
 
@@ -140,15 +140,20 @@ def searched(searcher: "Searcher", name: str, session: "Session") -> "Result":
 
 
 def finish(result: "Result", session: "Session", export: Path | None, json: bool) -> int:
-    """Export what was found if asked to, and print it; the command's exit status."""
+    """Measure the whole forward, export what was found if asked to, and print it; the command's exit status.
+
+    Raises:
+        LaunchError: If the forward fails: then nothing is exported.
+    """
     if not result.finished:
         _print(result, session, None, json)
         return INTERRUPTED
-    forward = _forward(session.ledger, result.scheme)
+    forward: Trial | None = None
     try:
+        forward = _forward(session.ledger, result.scheme)
         if export is not None:
             _export(session.ledger, result.scheme, forward, export)
-    finally:  # neither is lost by the other's failure
+    finally:  # none is lost by another's failure
         _print(result, session, forward.latency_us if forward is not None else None, json)
     if export is not None and not json:
         print_line(f"exported to {export}; check it where it is used: python {export}/runtime.py verify")
@@ -167,9 +172,13 @@ def _forward(ledger: "Ledger", scheme: Scheme) -> "Trial | None":
     from atoffer_rl.trial import ForwardRequest
 
     try:
-        return ledger.measurer.measure([ForwardRequest(ledger.workload, scheme)])[0]
+        (forward,) = ledger.measurer.measure([ForwardRequest(ledger.workload, scheme)])
     except NotRecorded:
         return None
+    if not forward.ok:
+        outcome = f"{forward.status.value.replace('_', ' ')}: {forward.reason}"
+        raise LaunchError(f"the scheme's segments are right, its whole forward is not ({outcome}); nothing is exported")
+    return forward
 
 
 def _export(ledger: "Ledger", scheme: Scheme, forward: "Trial | None", folder: Path) -> None:

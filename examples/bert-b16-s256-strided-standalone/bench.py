@@ -22,11 +22,16 @@ def main() -> int:
     parser.add_argument("--replays", type=int, default=100, help="timed replays of each scheme")
     parser.add_argument("--json", action="store_true", help="print all samples as JSON")
     options = parser.parse_args()
+    if options.replays < 1:
+        parser.error("--replays must be at least 1")
     folder = Path(__file__).parent
     try:
         samples = _samples(folder, options.replays)
     except ExportError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print("error: not enough GPU memory: free some, or export for a smaller batch", file=sys.stderr)
         return 1
     if options.json:
         print(json.dumps({"samples_us": samples}))

@@ -102,6 +102,8 @@ def write_export(export: Export, folder: Path) -> Path:
 def _check_archs(export: Export) -> None:
     """Accept targets that the scheme's templates have instructions for; unknown ones are left to the compiler."""
     for arch in filter(ARCH_NAME.fullmatch, export.archs):
+        if arch.endswith("f"):
+            raise ExportError(f"an export finds no cubin of a family such as {arch}: name a chip's own arch")
         device = replace(export.device, arch=arch)
         for choice in export.scheme.choices:
             if why := template_named(choice.template).why_not(export.workload, choice.run, device):

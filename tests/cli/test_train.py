@@ -13,9 +13,11 @@ from atoffer_rl.agents.session import Session
 from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers import open as opening
+from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.operators import OPERATOR_COUNT
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.table_summary import best_recorded
+from atoffer_rl.trial import ForwardRequest, Status, Trial
 from atoffer_rl.workload import Workload
 from tests.synthetic import synthetic_table
 
@@ -117,6 +119,24 @@ def test_a_resumed_run_says_that_its_steps_are_over(train, atoffer, tmp_path):
     outcome = atoffer("train", "--resume", only(tmp_path / "logs") / "checkpoint.zip")
     assert outcome.status == 0
     assert "the run has taken all its steps and learns no more: --timesteps gives it more\n" in outcome.out
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_forward_that_is_wrong_is_told_and_not_exported(train, tmp_path, monkeypatch, words):
+    class Wrong(ReplayMeasurer):
+        def measure(self, requests):
+            if isinstance(requests[0], ForwardRequest):
+                (asked,) = requests
+                outcome = Status.WRONG_RESULT, "4.0 of 0.1 allowed"
+                return [Trial(asked.subject, None, asked.scheme, asked.execution, *outcome)]
+            return super().measure(requests)
+
+    monkeypatch.setattr(opening, "ReplayMeasurer", Wrong)
+    outcome = train("--budget", 4, "--timesteps", 16, "--export", tmp_path / "export", *words)
+    assert outcome.status == 1
+    assert "its whole forward is not (wrong result: 4.0 of 0.1 allowed); nothing is exported\n" in outcome.err
+    assert "latency_us" in outcome.out or "us a layer" in outcome.out
+    assert not (tmp_path / "export").exists()
 
 
 def test_the_hidden_layers_are_the_policys(atoffer, tmp_path):

@@ -239,6 +239,11 @@ def test_an_arch_without_a_kernels_instructions_is_refused(tmp_path: Path, arch:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_arch_that_the_runtime_does_not_find_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="a family such as sm_100f"):
+        write_export(Export(SMALL, fused(SMALL), H100, ("sm_100f",), {}), tmp_path / "x")
+
+
 def test_illegal_scheme_is_refused(tmp_path: Path) -> None:
     other = Workload(batch=2, seq_len=24, heads=2, head_dim=32, ffn_dim=64, layers=2, dtype="float32")
     with pytest.raises(SchemeError, match="not legal"):
@@ -315,6 +320,13 @@ def test_programs_end_with_one_line_where_cupy_is_missing(folder: Path, program:
     assert done.returncode == 1
     assert done.stderr.startswith("error: needs CuPy: pip install cupy-cuda13x")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_bench_of_no_replays_is_refused(folder: Path) -> None:
+    words = [sys.executable, "-c", WITHOUT_CUPY, str(folder), "bench.py", "--replays", "0"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--replays must be at least 1" in done.stderr
 
 
 def test_loading_says_where_cupy_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
