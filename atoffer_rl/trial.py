@@ -116,7 +116,7 @@ class Trial:
         verify_seconds: Time verification took.
         measure_seconds: Time timing took.
         table: Identity of the table it belongs to: one machine, one warm card.
-        source_hash: Hash of all text that decides the machine code.
+        source_hash: Hash of all that was executed: sources, launches and plans.
         machine: Where it was taken.
         detail: Anything else worth keeping: clocks, temperature, a library algorithm's descriptor; `anchors_disagreed`,
             how often it was taken while they did.
