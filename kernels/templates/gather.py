@@ -253,7 +253,7 @@ def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec
     needed = shared_bytes(workload, values, plan)
     if needed > device.shared_bytes_per_block:
         return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
-    if values["blocks"] * (needed + BLOCK_SHARED_BYTES) > device.shared_bytes_per_block + BLOCK_SHARED_BYTES:
+    if values["blocks"] * (needed + BLOCK_SHARED_BYTES) > device.shared_bytes_per_multiprocessor:
         return f"{values['blocks']} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
     partial_sums = plan.shelves * len(plan.shelved) * workload.batch * workload.heads * channels(workload)
     if partial_sums > MAX_INDEX:
