@@ -10,7 +10,6 @@ all of a workload take turns.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from typing import Any
 
 from atoffer_rl.bench.cells import ATTENTION, device_here
 from atoffer_rl.bench.record import machine_here
+from atoffer_rl.bench.script import run_script
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import AtofferError, CompileError
 from atoffer_rl.kernels.compiler import compile_kernel
@@ -147,7 +147,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AtofferError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -19,7 +19,8 @@ import gymnasium
 import numpy as np
 
 import atoffer_rl.envs  # noqa: F401  It registers the environment.
-from atoffer_rl.bench.record import write_record
+from atoffer_rl.bench.record import check_writable, write_record
+from atoffer_rl.bench.script import positive, run_script
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
@@ -34,12 +35,14 @@ def main() -> None:
     """Time every situation for the first workload of a table; print and, if asked, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, help="recorded table (default: the first that ships)")
-    parser.add_argument("--steps", type=int, default=5000, help="steps of one timing")
+    parser.add_argument("--steps", type=positive, default=5000, help="steps of one timing")
     parser.add_argument("--json", type=Path, help="where to write the record")
     arguments = parser.parse_args()
     path = arguments.table or next(iter(table_paths()), None)
     if path is None:
         parser.error("no table ships with this installation: name one with --table")
+    if arguments.json:
+        check_writable(arguments.json)
     table = load_table(path)
     rows = list(_rows(table, table.header.workloads[0], arguments.steps))
     for row in rows:
@@ -101,4 +104,4 @@ def _walk(env: gymnasium.Env[np.ndarray, np.int64], steps: int, seed: int) -> tu
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -6,11 +6,11 @@ Example: ncu --set full --launch-skip 2 --launch-count 1 python benchmarks/launc
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from atoffer_rl.bench.cells import ATTENTION, identity_of
-from atoffer_rl.errors import AtofferError, LogError
+from atoffer_rl.bench.script import run_script
+from atoffer_rl.errors import LogError
 from atoffer_rl.kernels.encoder import addresses
 from atoffer_rl.kernels.launch import load_choice
 from atoffer_rl.kernels.legal_space import LegalSpace
@@ -61,7 +61,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AtofferError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

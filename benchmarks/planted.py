@@ -11,9 +11,10 @@ from pathlib import Path
 
 from atoffer_rl.agents import random_search
 from atoffer_rl.agents.session import Session
+from atoffer_rl.bench.script import positive, run_script
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
+from atoffer_rl.kernels.measurers.open import open_cuda
 from atoffer_rl.kernels.program import KernelProgram, Program
 from atoffer_rl.kernels.worker import template_program
 from atoffer_rl.run import Run
@@ -26,7 +27,6 @@ WORKLOAD = Workload(batch=2, seq_len=64, heads=4, head_dim=32, ffn_dim=256, laye
 BIAS_RESIDUAL = Run(8, 8)
 WRONG_COLUMN = 17
 THREADS = 128
-LIMIT_SECONDS = 20.0
 UNITS = 48
 BODIES = {
     Status.CRASHED: "reinterpret_cast<volatile int*>(64)[threadIdx.x] = 1;",
@@ -74,7 +74,8 @@ def planted_program(workload: Workload, choice: Choice) -> Program:
 
 def search(store_path: Path, units: int = UNITS) -> Scheme:
     """Search with the planted kernels among what is measured; the recommended scheme."""
-    measurer = CudaMeasurer(Store(store_path), planted_program, limit_seconds=LIMIT_SECONDS)
+    measurer, line = open_cuda(store_path, planted_program)
+    print(line)
     try:
         ledger = Ledger(WORKLOAD, measurer, units=units)
         ledger.measure_all(planted_choices())
@@ -87,7 +88,7 @@ def main() -> None:
     """Run the search and print what the store says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--units", type=int, default=UNITS)
+    parser.add_argument("--units", type=positive, default=UNITS)
     arguments = parser.parse_args()
     scheme = search(arguments.store, arguments.units)
     with Store(arguments.store) as store:
@@ -102,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

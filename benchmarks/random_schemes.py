@@ -5,14 +5,13 @@ Example: python benchmarks/random_schemes.py --schemes 200 --codes 200 --json ra
 
 import argparse
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.bench.record import record_of, write_record
-from atoffer_rl.errors import AtofferError
+from atoffer_rl.bench.script import run_script
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.kernels.measurers.open import open_cuda
@@ -66,7 +65,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AtofferError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -1,9 +1,10 @@
 """Writes the README's generated parts from committed records and from the package itself.
 
-python benchmarks/readme.py            write them
-python benchmarks/readme.py --check    exit with 1 if they are not what the README says
+python benchmarks/readme.py            write them, and draw the picture that one of them shows
+python benchmarks/readme.py --check    exit with 1 if they, or the picture, are not what is there
 """
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -82,19 +83,18 @@ def search() -> str:
     from atoffer_rl.workload import Workload
 
     found = load("search.json")
-    draw_search(found)
     where = f"{describe(Workload.from_json(found['ppo']['workload']))}, recorded on an H100"
     return f"![Best known latency over units spent, PPO and random search](docs/search.svg)\n\n{where}, seed 0."
 
 
-def draw_search(found: dict[str, Any]) -> None:
-    """Draw `docs/search.svg`."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+def draw_search(found: dict[str, Any]) -> bytes:
+    """What `docs/search.svg` holds; one version of Matplotlib always draws the same."""
+    from atoffer_rl.figures import new_figure
+
+    figure = new_figure(7, 3.4)
+    from matplotlib import rc_context
     from matplotlib.ticker import LogLocator, NullLocator
 
-    mpl.rcParams["svg.hashsalt"] = "search"
-    figure = Figure(figsize=(7, 3.4), layout="constrained")
     axes = figure.add_subplot()
     for name, label in (("random", "random search"), ("ppo", "PPO")):
         units, _, best_us = zip(*found[name]["history"], strict=True)
@@ -106,7 +106,10 @@ def draw_search(found: dict[str, Any]) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="units: segment choices measured", ylabel="best known latency\nover the best there is")
     axes.legend()
-    figure.savefig(PICTURE, metadata={"Date": None})
+    drawn = io.BytesIO()
+    with rc_context({"svg.hashsalt": "search"}):
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue()
 
 
 def results() -> str:
@@ -235,12 +238,13 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    """Write or check the README."""
+    """Write or check the README and its picture."""
     text = README.read_text()
-    wanted = filled(text)
+    wanted, picture = filled(text), draw_search(load("search.json"))
     if "--check" in sys.argv[1:]:
-        return int(text != wanted)
+        return int(text != wanted or not PICTURE.exists() or PICTURE.read_bytes() != picture)
     README.write_text(wanted)
+    PICTURE.write_bytes(picture)
     return 0
 
 

@@ -5,10 +5,9 @@ Example: compute-sanitizer --tool memcheck --error-exitcode 1 python benchmarks/
 
 import argparse
 import random
-import sys
 from collections.abc import Container, Iterator
 
-from atoffer_rl.errors import AtofferError
+from atoffer_rl.bench.script import run_script
 from atoffer_rl.kernels.launch import load_choice
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.registry import all_templates
@@ -78,7 +77,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AtofferError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -28,7 +28,8 @@ from atoffer_rl.agents.oracle import oracle
 from atoffer_rl.agents.ppo import PPOSearch
 from atoffer_rl.agents.rehearsal import Rehearsal
 from atoffer_rl.agents.session import Session, measured_us
-from atoffer_rl.bench.record import write_record
+from atoffer_rl.bench.record import check_writable, write_record
+from atoffer_rl.bench.script import positive, run_script
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
@@ -42,12 +43,14 @@ SCHEMES_DRAWN = 300
 def main() -> None:
     """Run every seed; print and, if asked, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10, help="how many seeds, from 0 on")
+    parser.add_argument("--seeds", type=positive, default=10, help="how many seeds, from 0 on")
     parser.add_argument("--table", type=Path, help="recorded table (default: the one that ships)")
     parser.add_argument("--policy", default=str(SHIPPED_POLICY), help="starting policy; random for random weights")
-    parser.add_argument("--jobs", type=int, default=1, help="seeds run at a time")
+    parser.add_argument("--jobs", type=positive, default=1, help="seeds run at a time")
     parser.add_argument("--json", type=Path, help="where to write the record")
     arguments = parser.parse_args()
+    if arguments.json:
+        check_writable(arguments.json)
     started = time.monotonic()
     table = load_table(arguments.table) if arguments.table else table_for(Workload())
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
@@ -132,4 +135,4 @@ def _header(table: RecordedTable) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

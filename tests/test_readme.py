@@ -25,9 +25,39 @@ def generator():
     return module
 
 
-def test_generated_parts_are_up_to_date(generator, monkeypatch, tmp_path):
+@pytest.fixture
+def written(generator, monkeypatch, tmp_path):
+    """The generator with a README and a picture of its own, both just written."""
+    monkeypatch.setattr(generator, "README", tmp_path / "README.md")
     monkeypatch.setattr(generator, "PICTURE", tmp_path / "search.svg")
+    monkeypatch.setattr("sys.argv", ["readme.py"])
+    generator.README.write_text(TEXT)
+    assert generator.main() == 0
+    monkeypatch.setattr("sys.argv", ["readme.py", "--check"])
+    return generator
+
+
+def test_generated_parts_are_up_to_date(generator):
     assert generator.filled(TEXT) == TEXT, "run python benchmarks/readme.py"
+
+
+def test_what_was_written_passes_the_check(written):
+    assert written.PICTURE.read_bytes().rstrip().endswith(b"</svg>")
+    assert written.main() == 0
+
+
+@pytest.mark.parametrize("name", ["README", "PICTURE"])
+def test_the_check_finds_what_differs_and_leaves_it(written, name):
+    path = getattr(written, name)
+    path.write_text(changed := path.read_text().replace("units", "unity"))
+    assert written.main() == 1
+    assert path.read_text() == changed
+
+
+def test_the_check_misses_a_picture_that_is_not_there(written):
+    written.PICTURE.unlink()
+    assert written.main() == 1
+    assert not written.PICTURE.exists()
 
 
 def test_the_two_commands_are_shown():

@@ -162,7 +162,7 @@ def reason_of(error: BaseException, noted: Sequence[str]) -> str:
     if error.__context__ is not None and "capture" in line:  # the end of a capture that something else broke
         return reason_of(error.__context__, noted)
     if line.endswith("raised:"):  # the compiler, of what went wrong in it
-        line = str(error).strip().splitlines()[1].strip()
+        line = next((below for below in map(str.strip, str(error).strip().splitlines()[1:]) if below), line)
     if line.startswith("No available kernel"):
         told = [text.split("(Triggered internally")[0].strip() for text in noted]
         causes = [text for text in told if "because:" not in text and "runtime disabled" not in text]

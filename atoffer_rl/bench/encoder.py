@@ -5,12 +5,15 @@ from typing import Any
 
 import torch
 
+from atoffer_rl.bench.cells import identity_of
 from atoffer_rl.bench.contest import OURS, Contender, Contest, Launch, row_of
+from atoffer_rl.bench.grids import BEYOND_ATTENTION
 from atoffer_rl.bench.peers import Peer, Weights, encoder_peers, layer_function, prepared
+from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses, compile_encoder
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.reference import TORCH_DTYPES, Precision, draw_weights, encoder_reference
-from atoffer_rl.kernels.verify import compare
+from atoffer_rl.kernels.verify import Verdict, compare
 from atoffer_rl.operators import LAYER_INPUT, WHOLE_LAYER
 from atoffer_rl.roofline import memory_us, run_bytes
 from atoffer_rl.scheme import Scheme
@@ -23,32 +26,60 @@ def bench_encoder(workload: Workload, scheme: Scheme, replays: int) -> dict[str,
 
     Raises:
         CompileError: If our scheme does not compile.
-        LaunchError: If our scheme does not run.
+        LaunchError: If our scheme does not run or gives a wrong result, or the GPU's memory does not suffice.
     """
+    try:
+        return _bench(workload, scheme, replays)
+    except torch.OutOfMemoryError as error:
+        raise LaunchError("not enough GPU memory: reduce --layers, --batch, --seq-len or --ffn-dim") from error
+
+
+def _bench(workload: Workload, scheme: Scheme, replays: int) -> dict[str, Any]:
     device = torch.device("cuda")
     weights = [draw_weights(workload, seed, device) for seed in range(workload.layers)]
     shape = layer_tensors(workload)[LAYER_INPUT].shape
     source = torch.Generator(device).manual_seed(workload.layers)
     x = torch.randn(shape, generator=source, device=device).to(TORCH_DTYPES[workload.element])
     launch = _ours(workload, scheme, x, weights)
+    verdict = verified(workload, launch, x, weights)
     contenders = [Contender(OURS, lambda: launch)]
     contenders += [_peer(workload, peer, x, weights) for peer in encoder_peers(workload, device)]
     contest = Contest(contenders, launches=(1,))
+    floor_us = memory_us(workload.layers * run_bytes(workload, WHOLE_LAYER), current_device())
+    named = encoder_identity(workload) | {"ours_scheme": scheme.to_json()}
+    return named | row_of(contest.time(replays), verdict, floor_us)
+
+
+def verified(
+    workload: Workload, launch: Launch, x: torch.Tensor, weights: Sequence[dict[str, torch.Tensor]]
+) -> Verdict:
+    """The verdict on our forward.
+
+    Args:
+        workload: Shapes, dtype and mask.
+        launch: Ours, on `x` and `weights`.
+        x: What the first layer reads.
+        weights: A layer's each.
+
+    Raises:
+        LaunchError: If it gives a wrong result.
+    """
     exact = encoder_reference(workload, x, weights)
     eager = encoder_reference(workload, x, weights, Precision.EAGER)
-    floor_us = memory_us(workload.layers * run_bytes(workload, WHOLE_LAYER), current_device())
-    verdict = compare(contest.result, exact, eager, workload.element.epsilon)
-    return _identity(workload, scheme) | row_of(contest.time(replays), verdict, floor_us)
+    verdict = compare(launch(), exact, eager, workload.element.epsilon)
+    if not verdict.passed:
+        raise LaunchError(f"ours is wrong: {verdict.reason}")
+    return verdict
 
 
-def _identity(workload: Workload, scheme: Scheme) -> dict[str, Any]:
-    fields = ("mask", "batch", "seq_len", "heads", "head_dim", "layers", "dtype")
-    return {name: getattr(workload, name) for name in fields} | {"ours_scheme": scheme.to_json()}
+def encoder_identity(workload: Workload) -> dict[str, Any]:
+    """The fields of a row that tell its workload from others."""
+    return identity_of(workload) | {name: getattr(workload, name) for name in BEYOND_ATTENTION}
 
 
 def _ours(workload: Workload, scheme: Scheme, x: torch.Tensor, weights: list[dict[str, torch.Tensor]]) -> Launch:
     encoder = compile_encoder(workload, scheme)
-    out = torch.empty_like(x)
+    out = torch.full_like(x, float("nan"))  # what is not written shows
     pointers = [addresses(layer) for layer in weights]
 
     def launch() -> torch.Tensor:

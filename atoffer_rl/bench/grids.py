@@ -18,6 +18,8 @@ NAMED_MASKS = (
     "causal",
     "dense",
 )
+BEYOND_ATTENTION = ("ffn_dim", "layers", "activation", "epsilon")
+"""The fields of a workload that only the rest of an encoder heeds."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoffer_rl.agents.registry import LIVE_SEARCHERS, searcher_named
-from atoffer_rl.bench.grids import GRIDS, grid_workloads
+from atoffer_rl.bench.grids import BEYOND_ATTENTION, GRIDS, grid_workloads
 from atoffer_rl.cli.options import SEQUENCE_NAMES, refuse_options, workload_options
 from atoffer_rl.cli.output import print_line, print_table
 from atoffer_rl.cli.scheme_source import read_scheme
-from atoffer_rl.cli.search_job import MAX_BUDGET
+from atoffer_rl.cli.search_job import MAX_BUDGET, opened_measurer
 from atoffer_rl.errors import AtofferError, LaunchError
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
@@ -28,13 +28,15 @@ app = typer.Typer(
 
 full_sequences = partial(workload_options, without=SEQUENCE_NAMES)
 """The peers take no sequence lengths."""
+attention_alone = partial(workload_options, without=(*SEQUENCE_NAMES, *BEYOND_ATTENTION))
+"""Nor does attention heed what the rest of an encoder is made of."""
 RecordOption = Annotated[Path | None, typer.Option("--json", help="Also write the record, with all samples, here.")]
 ReplaysOption = Annotated[int, typer.Option(min=20, help="Samples of each contender.")]
 StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are kept.")]
 
 
 @app.command("mha")
-@full_sequences
+@attention_alone
 def mha(
     *,
     context: typer.Context,
@@ -122,31 +124,26 @@ def encoder(
     from atoffer_rl.bench.record import record_of, table_of, write_record
     from atoffer_rl.bench.record_file import check_encoder_target
     from atoffer_rl.kernels.legal_space import LegalSpace
-    from atoffer_rl.kernels.measurers.open import open_measurer
 
     if scheme is not None:
-        refuse_options(context, ("searcher", "budget", "standalone"), "with --scheme nothing is searched for")
+        refuse_options(context, ("searcher", "budget", "standalone", "store"), "with --scheme nothing is searched for")
     elif searcher not in LIVE_SEARCHERS:
         raise AtofferError(f"{searcher!r} cannot search live: use --searcher {' or '.join(LIVE_SEARCHERS)}")
     if json is not None:
         check_encoder_target(json)
-    device_here()
-    measurer, line = open_measurer("cuda", workload, store)
-    print_line(line)
-    try:
-        if scheme is not None:
-            chosen = read_scheme(scheme, LegalSpace(workload, measurer.device))
-        else:
+    device = device_here()
+    if scheme is not None:
+        chosen = read_scheme(scheme, LegalSpace(workload, device))
+    else:
+        with opened_measurer("cuda", workload, store, quiet=False) as measurer:
             chosen = _search(workload, measurer, searcher, budget, standalone)
-    finally:
-        measurer.close()
     from atoffer_rl.bench.encoder import bench_encoder
 
     row = bench_encoder(workload, chosen, replays)
-    _report(row)
-    print_table(*table_of([row]))
     if json is not None:
         write_record(json, record_of([row]))
+    _report(row)
+    print_table(*table_of([row]))
 
 
 def _search(workload: Workload, measurer: "Measurer", searcher: str, budget: int, standalone: bool) -> Scheme:

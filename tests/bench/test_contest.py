@@ -46,6 +46,8 @@ def test_reasons_are_one_line():
     assert reason_of(RuntimeError("one\ntwo"), []) == "one"
     assert reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried ..."), []) == "out of memory"
     assert reason_of(RuntimeError("backend='inductor' raised:\nValueError: no\nmore"), []) == "ValueError: no"
+    assert reason_of(RuntimeError("backend='inductor' raised:\n\n  no\nmore"), []) == "no"
+    assert reason_of(RuntimeError("backend='inductor' raised:"), []) == "backend='inductor' raised:"
     broken = RuntimeError("CUDA error: operation failed due to a previous error during capture")
     broken.__context__ = torch.OutOfMemoryError("CUDA out of memory. Tried ...")
     assert reason_of(broken, []) == "out of memory"

@@ -1,8 +1,18 @@
 """`atoffer bench` without a GPU."""
 
+import json
+
 import pytest
 
+from atoffer_rl.bench.cells import IDENTITY
+from atoffer_rl.bench.grids import BEYOND_ATTENTION
+from atoffer_rl.bench.record import table_of
+from atoffer_rl.cli.options import SEQUENCE_NAMES, WORKLOAD_NAMES
+from atoffer_rl.device import H100
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.machine import what_is_missing
+from atoffer_rl.workload import Workload
+from tests.bench.test_record_file import encoder_row
 
 
 @pytest.mark.parametrize("grid", ["nothing", ""])
@@ -18,6 +28,38 @@ def test_lengths_are_no_option_of_peers(atoffer, command):
     assert outcome.status == 2
     assert "No such option: --lengths" in outcome.err
     assert "--packed" not in atoffer("bench", command, "--help").out
+
+
+@pytest.mark.parametrize("words", [("--layers", 2), ("--ffn-dim", 256), ("--activation", "relu"), ("--epsilon", 1e-5)])
+def test_what_attention_does_not_heed_is_no_option_of_it(atoffer, words):
+    outcome = atoffer("bench", "mha", *words)
+    assert outcome.status == 2
+    assert f"No such option: {words[0]}" in outcome.err
+    assert words[0] in atoffer("bench", "encoder", "--help").out
+
+
+def test_every_field_of_a_workload_is_attentions_or_beyond():
+    assert sorted((*IDENTITY, *BEYOND_ATTENTION, *SEQUENCE_NAMES)) == sorted(WORKLOAD_NAMES)
+
+
+def test_a_given_scheme_needs_no_measurer_and_its_record_is_kept_before_it_is_shown(atoffer, tmp_path, monkeypatch):
+    row = encoder_row()
+    written = tmp_path / "record.json"
+
+    def show(rows):
+        assert json.loads(written.read_text())["rows"] == [row]
+        return table_of(rows)
+
+    (tmp_path / "scheme.json").write_text(json.dumps(LegalSpace(Workload()).unfused.to_json()))
+    monkeypatch.setattr("atoffer_rl.bench.cells.device_here", lambda: H100)
+    monkeypatch.setattr("atoffer_rl.kernels.measurers.open.open_measurer", None)
+    monkeypatch.setattr("atoffer_rl.bench.encoder.bench_encoder", lambda *_: row)
+    monkeypatch.setattr("atoffer_rl.bench.record.record_of", lambda rows: {"rows": rows})
+    monkeypatch.setattr("atoffer_rl.bench.record.table_of", show)
+    outcome = atoffer("bench", "encoder", "--scheme", tmp_path / "scheme.json", "--json", written)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "trials kept" not in outcome.out
+    assert "c cannot run" in outcome.out
 
 
 def test_an_encoder_record_that_cannot_be_written_is_told_at_once(atoffer, tmp_path):
@@ -44,6 +86,7 @@ def test_an_encoder_record_replaces_nothing_else(atoffer, tmp_path):
         (("encoder", "--searcher", "oracle"), "'oracle' cannot search live: use --searcher ppo or random"),
         (("encoder", "--searcher", "ants"), "'ants' cannot search live: use --searcher ppo or random"),
         (("encoder", "--scheme", "x.json", "--budget", 9), "with --scheme nothing is searched for: leave out --budget"),
+        (("encoder", "--scheme", "x.json", "--store", "x.db"), "nothing is searched for: leave out --store"),
         (("encoder", "--scheme", "x.json", "--standalone", "--searcher", "ppo"), "leave out --searcher, --standalone"),
     ],
 )
