@@ -1,6 +1,6 @@
 """The items of gathered attention: which rows a block takes, which columns it reads, what its fragments multiply.
 
-A mask's parts (`row_order`) are cut into items, one for each block of a head:
+A mask's parts (`row_order`) are cut into items, the work that a thread block takes at a time:
 
     item      tile_rows rows, and chunks of gathered columns: every column that any of its rows keeps, once
     fragment  16 of its rows; of each chunk it multiplies only the columns that its own rows keep
@@ -105,7 +105,8 @@ class Layout:
     """The items of every mask of a batch.
 
     Attributes:
-        masks: Of each mask, those with the most chunks first.
+        masks: Of each mask, those with the most columns first, and after them those that merge; where a formula gives
+            them, the last rows first.
         chunk: Columns of a chunk.
         formula: How rows and columns follow from an item's number, if they do.
     """
@@ -129,12 +130,14 @@ class GatherOutline:
         blocks: Blocks of 64 columns that a fragment may multiply of a chunk.
         kept: Chunks that an item's second pass takes, at most.
         shelves: Partial results that a row has at most.
+        shelved: Rows between which all lie that have any.
     """
 
     passes: int
     blocks: int
     kept: int
     shelves: int
+    shelved: range
 
 
 @lru_cache(maxsize=256)
@@ -151,7 +154,14 @@ def outline_of(layout: Layout) -> GatherOutline:
         blocks=max(1, -(-widest // BLOCK_COLUMNS)),
         kept=max(item.kept(layout.chunk) for item in layout.items),
         shelves=max(item.merges for item in layout.items),
+        shelved=_shelved(layout.items),
     )
+
+
+def _shelved(items: tuple[Item, ...]) -> range:
+    """From the first to the last row of partial items."""
+    rows = [item.rows[item.rows != NO_ROW] for item in items if item.shelf != FINAL]
+    return range(int(min(part.min() for part in rows)), int(max(part.max() for part in rows)) + 1) if rows else range(0)
 
 
 def gather_layout(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Order, pieces: int) -> Layout:
@@ -184,7 +194,7 @@ def _parts(mask: Mask, seq_len: int, order: Order) -> tuple[tuple[_Part, ...], .
 
 
 def _items_of(parts: tuple[_Part, ...], tile_rows: int, chunk: int, order: Order, pieces: int) -> list[Item]:
-    """Items of one mask, those with the most chunks first."""
+    """Items of one mask, those with the most columns first, and after them those that merge."""
     starts = range(0, len(parts[-1].rows), tile_rows)
     if order is Order.TWO_PASSES:
         items = [_two_pass_item(parts[0].keep, parts[1].keep, first, tile_rows) for first in starts]
@@ -194,7 +204,7 @@ def _items_of(parts: tuple[_Part, ...], tile_rows: int, chunk: int, order: Order
         items = [piece for tile in tiles for piece in _pieces(tile, limit, first_shelf=len(parts) - 1)]
         for part in parts[:-1]:
             items += [replace(_tile(part, first, tile_rows), shelf=0) for first in range(0, len(part.rows), tile_rows)]
-    return sorted(items, key=lambda item: -len(item.columns))
+    return sorted(items, key=lambda item: (item.merges > 0, -len(item.columns)))
 
 
 def _formula(tiles: list[Item], seq_len: int) -> ColumnFormula | None:

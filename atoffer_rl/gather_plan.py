@@ -44,6 +44,7 @@ class GatherPlan:
             `lane_words`.
         partial_items: Items of each mask that are partial; they come first.
         shelves: Partial results that a row has at most.
+        shelved: Rows between which all lie that have any.
         formula: How rows and columns follow from an item's number, if they do.
     """
 
@@ -55,6 +56,7 @@ class GatherPlan:
     words: Words
     partial_items: int
     shelves: int
+    shelved: range
     formula: ColumnFormula | None = None
 
     @property
@@ -73,8 +75,14 @@ class GatherPlan:
         return int(self.headers[..., 1].max())
 
     @property
+    def most_merge(self) -> bool:
+        """Whether most final items merge shelves."""
+        merges: Int32 = self.headers[:, self.partial_items :, 3]
+        return bool(2 * np.count_nonzero(merges) > merges.size)
+
+    @property
     def items(self) -> int:
-        """Blocks of each head."""
+        """Items of each head."""
         return int(self.headers.shape[1])
 
     @property
@@ -115,6 +123,7 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
         *_empty_arrays(lead, layout.items, tile_rows, chunk, outline.blocks),
         partial_items=partial,
         shelves=outline.shelves,
+        shelved=outline.shelved,
         formula=layout.formula,
     )
     plan.headers[:, partial:, 2] = FINAL

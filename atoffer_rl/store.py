@@ -47,7 +47,7 @@ def trial_key(
 class Store:
     """Trials on disk. What `add` returned from survives the death of the process.
 
-    A choice measured again is kept beside its earlier trials; the newest answers.
+    A choice measured again is kept beside its earlier trials; the newest that is not transient answers.
 
     Args:
         path: The file; made, with its folders, if it is not there, unless the store is for reading only.
@@ -172,16 +172,16 @@ class Store:
         self._connection.execute("INSERT INTO trials (key, kind, status, trial) VALUES (?, ?, ?, ?)", row)
 
     def find(self, request: Request, machine: Machine, source_hash: str) -> Trial | None:
-        """The newest trial that answers `request` on `machine` for these sources, if any.
+        """The newest trial that answers `request` on `machine` for these sources and is not transient, if any.
 
         Raises:
             StoreError: If the store cannot be read.
         """
         key = trial_key(request_key(request), machine, source_hash)
         with self._explained():
-            query = "SELECT trial FROM trials WHERE key = ? ORDER BY id DESC LIMIT 1"
-            row = self._connection.execute(query, (key,)).fetchone()
-        return self._trial(row[0]) if row else None
+            query = "SELECT trial FROM trials WHERE key = ? ORDER BY id DESC"
+            trials = (self._trial(text) for (text,) in self._connection.execute(query, (key,)))
+            return next((trial for trial in trials if not trial.transient), None)
 
     def trials(self, on_damage: OnDamage | None = None) -> Iterator[Trial]:
         """Every trial, oldest first.

@@ -18,6 +18,8 @@ Answers: TypeAlias = tuple[str, Choice | None, Scheme | None, str]
 LONGEST_US, LONGEST_SECONDS = 1e10, 1e7
 """Nothing that was measured takes longer."""
 LONGEST_QUOTE = 60
+TRANSIENT = "transient"
+"""In the detail of a failure that says nothing of what was asked: it is to be measured again."""
 
 
 class Status(Enum):
@@ -116,10 +118,10 @@ class Trial:
         verify_seconds: Time verification took.
         measure_seconds: Time timing took.
         table: Identity of the table it belongs to: one machine, one warm card.
-        source_hash: Hash of all text that decides the machine code.
+        source_hash: Hash of all that was executed: sources, launches and plans.
         machine: Where it was taken.
         detail: Anything else worth keeping: clocks, temperature, a library algorithm's descriptor; `anchors_disagreed`,
-            how often it was taken while they did.
+            how often it was taken while they did; `transient`, that it failed for a reason that passes.
         taken: When, ISO 8601 UTC.
         protocol: Version of the measuring rules.
     """
@@ -158,6 +160,11 @@ class Trial:
     def ok(self) -> bool:
         """Whether there is a latency."""
         return self.status is Status.OK
+
+    @property
+    def transient(self) -> bool:
+        """Whether it failed for a reason that passes, so that it is a note and answers nothing."""
+        return not self.ok and bool(self.detail.get(TRANSIENT))
 
     @property
     def seconds(self) -> float:

@@ -4,13 +4,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
+
+from atoffer_rl.errors import DeviceUnavailable
 
 START_SECONDS = 120.0
 ORPHAN_POLL_SECONDS = 1.0
@@ -65,7 +67,11 @@ class Child:
         self.starts = 0
 
     def wait_started(self) -> Outcome | None:
-        """Start the process and wait until it is ready for jobs; what went wrong, if it is not."""
+        """Start the process and wait until it is ready for jobs; what went wrong, if it is not.
+
+        Raises:
+            DeviceUnavailable: If the system refuses another process.
+        """
         if self._process is None:
             self._start()
         assert self._pipe is not None
@@ -76,30 +82,44 @@ class Child:
         return None
 
     def submit(self, payload: Any, limit_seconds: float) -> None:
-        """Give the process a job; its time limit begins when the process has started."""
+        """Give the process a job; its time limit begins when the process has started.
+
+        Raises:
+            DeviceUnavailable: If the system refuses another process.
+        """
         assert not self.busy
-        self.busy = True
         if self._process is None:
             self._start()
+        self.busy = True
         self._waiting = (payload, limit_seconds)
         if self._ready:
             self._send()
 
     def _start(self) -> None:
+        with _interrupts_blocked():
+            try:
+                self._process, self._pipe = self._started()
+            except OSError as error:
+                cause = error.strerror or first_line(error)
+                hint = "end other processes, or raise the limits (ulimit -u, ulimit -n)"
+                raise DeviceUnavailable(f"process {self._name} cannot be started: {cause}; {hint}") from error
+            self._ready = False
+            self._deadline = time.monotonic() + START_SECONDS
+            self.starts += 1
+
+    def _started(self) -> tuple[Any, Connection]:
+        """A new process and our end of its pipe; if it cannot be started, both ends are closed."""
         context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        arguments = (self._make_job, theirs, os.getpid())
-        self._process = context.Process(target=_serve, args=arguments, name=self._name, daemon=True)
-        # Ctrl-C is the parent's to handle, also while the process starts: it inherits what is blocked here.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        self._ready = False
-        self._deadline = time.monotonic() + START_SECONDS
-        self.starts += 1
+        ours, theirs = context.Pipe()
+        with theirs:
+            arguments = (self._make_job, theirs, os.getpid())
+            process = context.Process(target=_serve, args=arguments, name=self._name, daemon=True)
+            try:
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+        return process, ours
 
     def _send(self) -> None:
         assert self._waiting is not None
@@ -174,6 +194,16 @@ class Child:
         self._process, self._pipe = None, None
         self._ready = self.busy = False
         self._waiting = None
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Ctrl-C is the parent's to handle, once a process has started: that inherits what is blocked here."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(make_job: JobMaker, pipe: Connection, parent: int) -> None:

@@ -13,6 +13,8 @@ from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.program import KernelProgram
 
 COMPILE_LIMIT_SECONDS = 60.0
+UNANSWERED = "no answer of the compiler: "
+"""How a reason begins that is not the compiler's own: it may answer another time."""
 Compile: TypeAlias = Callable[[KernelProgram, str], bytes]
 
 
@@ -90,8 +92,8 @@ class CompilePool:
                 return
             if not child.busy:
                 token, program, arch = self._queue.popleft()
-                self._tokens[child] = token
                 child.submit((program, arch), self._limit_seconds)
+                self._tokens[child] = token
 
     @property
     def waitables(self) -> list[Any]:
@@ -119,9 +121,7 @@ class CompilePool:
         return ended
 
     def _blame(self, end: End, reason: str) -> str:
-        if end is End.LATE:
-            return f"the compiler took longer than {self._limit_seconds:g} s"
-        return f"the compiler failed: {reason}"
+        return UNANSWERED + (f"it took longer than {self._limit_seconds:g} s" if end is End.LATE else reason)
 
     def kill(self) -> None:
         """Drop all jobs and end all processes."""

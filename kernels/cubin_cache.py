@@ -2,7 +2,10 @@
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from atoffer_rl.kernels.compiler import OPTIONS, compile_kernel, compiler_version, source_hash
 from atoffer_rl.kernels.program import KernelProgram, Program
@@ -20,10 +23,14 @@ def cache_folder() -> Path:
 
 
 def program_hash(program: Program) -> str:
-    """A hash of all that decides what `program` executes: a kernel's text, or a library call's descriptor."""
-    if isinstance(program, KernelProgram):
-        return source_hash(program)
-    return hashlib.sha256(repr(program).encode()).hexdigest()[:16]
+    """A hash of all that `program` executes: a kernel's text, launch and plan, or a library call's descriptor."""
+    if not isinstance(program, KernelProgram):
+        return hashlib.sha256(repr(program).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr((source_hash(program), replace(program, source="", headers=()))).encode())
+    for name, array in program.plan().items():
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
 
 
 class CubinCache:

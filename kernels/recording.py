@@ -49,7 +49,7 @@ class Recording:
         table: The table as far as it goes; None while no workload's segments are complete.
         path: Its file, if it was written.
         complete: Whether everything that was asked for is in it.
-        measured: Trials taken by this call.
+        measured: Trials taken by this call, also for tables that it gave up because the machine changed.
     """
 
     table: RecordedTable | None
@@ -92,6 +92,7 @@ def record_table(
     """
     _check_writable(folder)
     deadline = time.monotonic() + (seconds if seconds is not None else float("inf"))
+    measured = 0
     while True:
         recorder = _Recorder(measurer, tuple(workloads), deadline, tell, progress)
         try:
@@ -103,13 +104,14 @@ def record_table(
             )
         finally:
             recorder.close()
+        measured += recorder.measured
         if not recorder.machine_changed or time.monotonic() >= deadline:
             break
     table = recorder.table()
     path = folder / f"{name}{SUFFIX}" if table is not None else None
     if table is not None and path is not None:
         save_table(table, path)
-    return Recording(table, path, done, recorder.measured)
+    return Recording(table, path, done, measured)
 
 
 def _check_writable(folder: Path) -> None:
@@ -136,12 +138,16 @@ class _Recorder:
         self._phase = ("", 0)
         self._done_before = 0
         self._noted: set[Answers] = set()
+        self._earlier_rounds: dict[Answers, Trial] = {}
         self.measured = 0
         self._header, self._earlier_anchors = self._resume()
         self._first_sample = len(measurer.watch.samples) - 1
         table = self._header.table
         measurer.store.save_table(table, self._header.to_json())
-        self._trials: dict[Answers, Trial] = {t.answers: t for t in measurer.store.trials() if t.table == table}
+        self._trials: dict[Answers, Trial] = {}
+        for trial in measurer.store.trials():
+            if trial.table == table:
+                self._answer_with(trial)
         measurer.table = table
         measurer.on_trial = self._note
         measurer.should_stop = self._should_stop
@@ -172,10 +178,30 @@ class _Recorder:
         return mine[-1] if mine else None
 
     def _note(self, trial: Trial) -> None:
-        self._trials[trial.answers] = trial
+        self._answer_with(self._pooled(trial))
         self.measured += 1
         self._noted.add(trial.answers)
         self._progress(self._phase[0], self._done, self._phase[1])
+
+    def _answer_with(self, trial: Trial) -> None:
+        earlier = self._trials.get(trial.answers)
+        if earlier is None or replaces(trial, earlier):
+            self._trials[trial.answers] = trial
+
+    def _pooled(self, trial: Trial) -> Trial:
+        """A finalist's trial joined with its earlier rounds, and kept: what interrupts a round costs no samples."""
+        earlier = self._earlier_rounds.get(trial.answers)
+        if earlier is None or not trial.ok:
+            return trial
+        samples = earlier.samples_us + trial.samples_us
+        pooled = replace(trial, samples_us=samples, latency_us=float(median(samples)))
+        self._measurer.store.add(pooled)
+        return pooled
+
+    def _lacks(self, request: Request) -> bool:
+        """Whether `request` is to be measured: it never was, or something that passes was in the way."""
+        trial = self._trials.get(request_key(request))
+        return trial is None or trial.transient
 
     @property
     def _done(self) -> int:
@@ -213,7 +239,7 @@ class _Recorder:
     def measure_segments(self) -> bool:
         """Every choice that the table lacks; says whether it is complete now."""
         requests = self._segment_requests()
-        missing = [request for request in requests if request_key(request) not in self._trials]
+        missing = [request for request in requests if self._lacks(request)]
         return self._measure("segments", missing, len(requests) - len(missing), replays=MIN_REPLAYS)
 
     def measure_best(self) -> bool:
@@ -254,7 +280,7 @@ class _Recorder:
     def measure_forwards(self, count: int) -> bool:
         """Whole forwards of each workload; says whether all are there now."""
         requests = [request for group in self._forward_requests(count) for request in group]
-        missing = [request for request in requests if request_key(request) not in self._trials]
+        missing = [request for request in requests if self._lacks(request)]
         return self._measure("forwards", missing, len(requests) - len(missing), FORWARD_REPLAYS)
 
     def measure_finalists(self, count: int) -> bool:
@@ -268,26 +294,14 @@ class _Recorder:
             orders = [np.random.default_rng(turn).permutation(len(group)) for group in groups]
             ordered = [group[index] for group, order in zip(groups, orders, strict=True) for index in order]
             asked = [request for request in ordered if self._lacks_round(request, turn)]
-            earlier = [self._trials[request_key(request)] for request in asked]
-            done = not asked or self._measure(f"finalists, round {turn + 1}", asked, 0, FORWARD_REPLAYS)
-            for trial in earlier:
-                self._pool(trial)
-            if not done:
+            self._earlier_rounds = {key: self._trials[key] for key in map(request_key, asked)}
+            if asked and not self._measure(f"finalists, round {turn + 1}", asked, 0, FORWARD_REPLAYS):
                 return False
         return True
 
     def _lacks_round(self, request: ForwardRequest, turn: int) -> bool:
         trial = self._trials[request_key(request)]
         return trial.ok and len(trial.samples_us) < FORWARD_REPLAYS * (turn + 1)
-
-    def _pool(self, earlier: Trial) -> None:
-        """Join the samples of `earlier` and of the trial that has replaced it."""
-        later = self._trials[earlier.answers]
-        if later is not earlier and later.ok:
-            samples = earlier.samples_us + later.samples_us
-            pooled = replace(later, samples_us=samples, latency_us=float(median(samples)))
-            self._measurer.store.add(pooled)
-            self._trials[earlier.answers] = pooled
 
     def _forward_requests(self, count: int) -> list[list[ForwardRequest]]:
         """The forwards to time, workload by workload, the least sums first."""
@@ -324,6 +338,17 @@ class _Recorder:
     def _is_complete(self, workload: Workload) -> bool:
         requests = (SegmentRequest(workload, choice) for choice in self._choices(workload))
         return all(request_key(request) in self._trials for request in requests)
+
+
+def replaces(trial: Trial, earlier: Trial) -> bool:
+    """Whether `trial`, the newer of two of one table, answers in place of `earlier`.
+
+    A transient failure replaces no answer. A latency of fewer samples replaces none of more: it is the round of a
+    finalist that was cut short before it was joined with the rounds before.
+    """
+    if trial.transient:
+        return earlier.transient
+    return not (trial.ok and earlier.ok and len(trial.samples_us) < len(earlier.samples_us))
 
 
 def doubtful(latencies_us: Mapping[Choice, float]) -> list[Choice]:

@@ -29,6 +29,10 @@ ATTEMPTS = 3
 Launch: TypeAlias = Callable[[], None]
 
 
+class DisturbedTiming(LaunchError):
+    """Other work on the GPU left nothing to be told."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Timed replays.
@@ -259,7 +263,8 @@ class SegmentContext:
         """What a launch of `launchable` adds to a stream of neighbours, here.
 
         Raises:
-            LaunchError: If a launch fails or is not captured, or other work on the GPU leaves nothing to be told.
+            LaunchError: If a launch fails or is not captured.
+            DisturbedTiming: If other work on the GPU leaves nothing to be told.
         """
 
         def launch_both(pointers: Mapping[str, int]) -> None:
@@ -272,4 +277,4 @@ class SegmentContext:
             if min(samples_us) > neighbour.latency_us:
                 return Timing(tuple(sample - neighbour.latency_us for sample in samples_us))
             neighbour.time(stream)
-        raise LaunchError("timings are disturbed: leave the GPU to this process alone")
+        raise DisturbedTiming("timings are disturbed: leave the GPU to this process alone")

@@ -1,5 +1,6 @@
 """The process that owns the GPU: it verifies and times what it is sent, and may be killed at any moment."""
 
+import gc
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,12 +14,20 @@ from atoffer_rl.kernels.child import JobMaker, first_line
 from atoffer_rl.kernels.neighbour import load_neighbour
 from atoffer_rl.kernels.program import Program
 from atoffer_rl.kernels.registry import template_named
-from atoffer_rl.kernels.timing import MIN_REPLAYS, Neighbour, SegmentContext, Timing, time_forward, time_launches
+from atoffer_rl.kernels.timing import (
+    MIN_REPLAYS,
+    DisturbedTiming,
+    Neighbour,
+    SegmentContext,
+    Timing,
+    time_forward,
+    time_launches,
+)
 from atoffer_rl.operators import LAYER_INPUT, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs
-from atoffer_rl.trial import ForwardRequest, Machine, SegmentRequest, Status
+from atoffer_rl.trial import TRANSIENT, ForwardRequest, Machine, SegmentRequest, Status
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
@@ -92,7 +101,8 @@ class Measured:
         error_budget: What it was allowed to be.
         verify_seconds: Time verification took.
         measure_seconds: Time timing took.
-        detail: Clock, temperature, the neighbour's latency, a library's algorithm, the lengths that were timed.
+        detail: Clock, temperature, the neighbour's latency, a library's algorithm, the lengths that were timed; of a
+            failure, whether it is transient.
         broken: Whether the process must be replaced: its CUDA context is of no more use.
     """
 
@@ -151,6 +161,11 @@ def _checked(verdict: "Verdict", verify_seconds: float) -> Measured:
 def timed_lengths(workload: Workload) -> dict[str, list[int]]:
     """The lengths that `workload` is timed on, for a trial's detail."""
     return {LENGTHS: workload.length_spec.typical(workload.batch).tolist()}
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether the GPU had too little memory; CuPy, torch and the driver say so in classes of their own."""
+    return "out of memory" in str(error).lower().replace("_", " ")
 
 
 class EncoderMemory:
@@ -233,14 +248,44 @@ class GpuWorker:
     def answer(self, task: Task) -> Measured:
         """Do `task`; whatever goes wrong is an answer too."""
         try:
-            if isinstance(task, AnchorTask):
-                return self._time_anchors(task)
-            return self._segment(task) if isinstance(task, SegmentTask) else self._forward(task)
+            return self._with_room(task)
         except Exception as error:  # noqa: BLE001  CuPy, torch, nvmath and the driver each raise their own
-            broken = self._context_broken()
-            return Measured(Status.CRASHED if broken else Status.LAUNCH_FAILED, first_line(error), broken=broken)
+            return self._failure(error)
         finally:
             self._last_used = time.monotonic()
+
+    def _with_room(self, task: Task) -> Measured:
+        """Do `task`; if it lacks memory, once more without what is kept of earlier ones."""
+        try:
+            return self._do(task)
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+        self._free_memory()  # not while the error is handled: its frames hold tensors
+        return self._do(task)
+
+    def _do(self, task: Task) -> Measured:
+        if isinstance(task, AnchorTask):
+            return self._time_anchors(task)
+        return self._segment(task) if isinstance(task, SegmentTask) else self._forward(task)
+
+    def _failure(self, error: Exception) -> Measured:
+        if self._context_broken():
+            return Measured(Status.CRASHED, first_line(error), broken=True)
+        passes = isinstance(error, DisturbedTiming) or lacks_memory(error)
+        return Measured(Status.LAUNCH_FAILED, first_line(error), detail={TRANSIENT: True} if passes else {})
+
+    def _free_memory(self) -> None:
+        """Give back all device memory but the anchors' and the neighbour's."""
+        import torch
+
+        self._cupy.cuda.runtime.deviceSynchronize()
+        self._context.cache_clear()
+        self._verifier.cache_clear()
+        self._memory = None
+        gc.collect()
+        torch.cuda.empty_cache()
+        self._cupy.get_default_memory_pool().free_all_blocks()
 
     def _context_broken(self) -> bool:
         """Whether the last error is sticky: it comes again from a call that cannot fail otherwise."""

@@ -9,9 +9,10 @@ from typing import TypeAlias
 from atoffer_rl.errors import DeviceUnavailable
 from atoffer_rl.kernels.anchors import AnchorWatch
 from atoffer_rl.kernels.child import Child, End, Outcome
+from atoffer_rl.kernels.compile_pool import UNANSWERED
 from atoffer_rl.kernels.preparation import Item, Preparation, rendering_failure
 from atoffer_rl.kernels.worker import AnchorTask, ForwardTask, Measured, SegmentTask
-from atoffer_rl.trial import Request, SegmentRequest, Status, Trial
+from atoffer_rl.trial import TRANSIENT, Request, SegmentRequest, Status, Trial
 
 ANCHOR_EVERY = 48
 ANCHOR_LIMIT_SECONDS = 30.0
@@ -42,7 +43,7 @@ class Batch:
         neighbour: Machine code of the kernel that timed launches follow.
         limit_seconds: Time limit of one segment's trial; forwards have more.
         keep: Makes a trial of what was measured, and stores it.
-        should_stop: Whether to measure nothing more than has begun.
+        should_stop: Whether to drop all but what the worker is doing.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Batch:
         self._since: list[tuple[Item, Measured]] = []
         self._takes: Counter[int] = Counter()
         self._asked = 0
+        self._stopped = False
         self._disagreements = 0
         self._failures = 0
 
@@ -82,7 +84,7 @@ class Batch:
         self._todo = [(index, request, replays) for index, (request, replays) in enumerate(requests)][::-1]
         self._asked = len(requests)
         while len(self._trials) < self._asked or self._since or self._preparation.ready or self._worker.busy:
-            if self._should_stop() and self._todo:
+            if not self._stopped and self._should_stop():
                 self._stop()
             self._feed()
             self._dispatch()
@@ -91,6 +93,8 @@ class Batch:
         return [self._trials[index] for index in sorted(self._trials)]
 
     def _stop(self) -> None:
+        """Drop what the worker has not begun: after a change of the machine it would belong to another table."""
+        self._stopped = True
         self._todo.clear()
         self._preparation.abandon()
         under_way = int(self._worker.busy and self._current is not None and self._current.index not in self._trials)
@@ -156,7 +160,8 @@ class Batch:
         while self._preparation.failed:
             item, reason = self._preparation.failed.popleft()
             if item.index not in self._trials:
-                self._finish(item, Measured(Status.COMPILE_FAILED, reason))
+                detail = {TRANSIENT: True} if reason.startswith(UNANSWERED) else {}
+                self._finish(item, Measured(Status.COMPILE_FAILED, reason, detail=detail))
         outcome = self._worker.outcome()
         if outcome is None:
             return
@@ -203,10 +208,11 @@ class Batch:
     def _take_again(self) -> None:
         """What was measured since the last anchors; clocks that follow the load would have it go on for ever."""
         for item, measured in reversed(self._since):
-            if self._takes[item.index] < MOST_TAKES:
+            takes = self._takes[item.index]
+            if takes < MOST_TAKES and not self._stopped:
                 self._preparation.ready.appendleft(item)
             else:
-                self._finish(item, replace(measured, detail={**measured.detail, "anchors_disagreed": MOST_TAKES}))
+                self._finish(item, replace(measured, detail={**measured.detail, "anchors_disagreed": takes}))
 
     def _count_failure(self, reason: str) -> None:
         self._failures += 1

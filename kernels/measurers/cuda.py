@@ -26,9 +26,9 @@ OnTrial: TypeAlias = Callable[[Trial], None]
 class CudaMeasurer:
     """The GPU of this machine as a measurer.
 
-    What the store holds for this machine and these sources is not measured again. Each trial is in the store
-    before the next begins. Anchor kernels are timed before, between and after trials; trials taken while they
-    drift by more than 3% are taken again.
+    What the store holds for this machine and these sources is not measured again, unless it failed for a reason
+    that passes. Each trial is in the store before the next begins. Anchor kernels are timed before, between and
+    after trials; trials taken while they drift by more than 3% are taken again.
 
     Attributes:
         store: Where trials are kept.
@@ -37,7 +37,8 @@ class CudaMeasurer:
         watch: The anchors' timings.
         table: Identity that new trials carry.
         on_trial: Called with each new trial once it is stored.
-        should_stop: Asked while measuring; once it says so, `measure_again` returns what is done.
+        should_stop: Asked while measuring; once it says so, all but the running trial is dropped, and `measure_again`
+            returns what is done.
 
     Args:
         store: Where trials are kept.
@@ -69,15 +70,23 @@ class CudaMeasurer:
         self.watch = AnchorWatch()
         self._limit_seconds = limit_seconds
         self._worker = worker or Child(gpu_job_maker(program_of), "atoffer-gpu")
+        try:
+            self._prepare(program_of, pool or CompilePool(), cache or CubinCache())
+        except BaseException:
+            self._worker.kill()  # whoever would close this measurer never gets it
+            raise
+
+    def _prepare(self, program_of: ProgramOf, pool: CompilePool, cache: CubinCache) -> None:
+        """Start the worker, compile what every batch needs, and see what the store holds."""
         greeting = self._greeting()
         self.machine, self.device = greeting.machine, greeting.device
-        cubins = cache or CubinCache()
-        self._preparation = Preparation(program_of, pool or CompilePool(), cubins, self.device.arch)
+        arch = self.device.arch
+        self._preparation = Preparation(program_of, pool, cache, arch)
         self._anchor_task = AnchorTask(
-            {name: cubins.compiled(program, self.device.arch) for name, program in anchor_programs().items()}
+            {name: cache.compiled(program, arch) for name, program in anchor_programs().items()}
         )
-        self._neighbour = cubins.compiled(neighbour_program(), self.device.arch)
-        self._seen = {trial.answers for trial in store.trials() if trial.machine == self.machine}
+        self._neighbour = cache.compiled(neighbour_program(), arch)
+        self._seen = {trial.answers for trial in self.store.trials() if trial.machine == self.machine}
 
     def _greeting(self) -> Greeting:
         failed = self._worker.wait_started()
@@ -87,7 +96,7 @@ class CudaMeasurer:
         return greeting
 
     def known(self, request: Request) -> Trial | None:
-        """The trial that the store holds for `request` on this machine with these sources."""
+        """The trial that the store holds for `request` on this machine with these sources, unless it is transient."""
         if request_key(request) not in self._seen:
             return None
         try:

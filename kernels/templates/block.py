@@ -6,7 +6,7 @@ from math import e, log2, sqrt
 
 import numpy as np
 
-from atoffer_rl.block_plan import BlockPlan, block_plan
+from atoffer_rl.block_plan import BlockPlan, Reach, block_plan
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.dtype import DType
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
@@ -31,6 +31,7 @@ HEADERS = (
     "common.cuh",
     "barriers.cuh",
     "registers.cuh",
+    "ring.cuh",
     "pairs.cuh",
     "panels.cuh",
     "wgmma.cuh",
@@ -116,7 +117,7 @@ class BlockTemplate:
         )
 
     def work(self, workload: Workload, choice: Choice) -> Work:
-        """Bytes and flops of `choice`: each tile reads the columns it needs, and multiplies whole blocks."""
+        """Bytes and flops of `choice`: each tile reads the columns it needs; its warpgroups multiply whole blocks."""
         w, plan = workload, _plan(workload, choice["tile_rows"], choice["columns"])
         repeats = w.batch // w.mask_spec.batches(w.seq_len)
         row_bytes = w.width * w.element.itemsize
@@ -126,7 +127,7 @@ class BlockTemplate:
         return Work(
             bytes_read=(w.rows + 2 * plan.columns_read * repeats) * row_bytes + weight_bytes + plan_bytes,
             bytes_written=sum(tensors[name].size_bytes for name in run_results(choice.run)),
-            flops=4 * plan.blocks * plan.tile_rows * plan.columns * w.width * repeats,
+            flops=4 * _group_blocks(plan, w.seq_len, choice) * GROUP_ROWS * plan.columns * w.width * repeats,
         )
 
     def geometry(self, workload: Workload, choice: Choice) -> Geometry:
@@ -138,6 +139,15 @@ class BlockTemplate:
             blocks=tiles * workload.heads * workload.batch * choice["splits"],
             threads=threads(choice),
         )
+
+
+def _group_blocks(plan: BlockPlan, seq_len: int, values: Mapping[str, int] | Choice) -> int:
+    """Column blocks that all warpgroups multiply: see `count_of` of block_layout.cuh."""
+    groups = plan.tile_rows // GROUP_ROWS
+    if plan.reach is not Reach.DIAGONAL or values["loader"]:
+        return plan.blocks * groups
+    ends = np.arange(-(-seq_len // plan.tile_rows) * groups) * GROUP_ROWS + GROUP_ROWS
+    return len(plan.lists) * int((-(-np.minimum(ends, seq_len) // plan.columns)).sum())
 
 
 _NUMBERS = ("tile_rows", "columns", "stages", "residents", "splits")
@@ -153,8 +163,8 @@ def _bad_blocking(values: Mapping[str, int]) -> str | None:
         return "tile_rows must be 64, 128 or 192"
     if values["columns"] not in BLOCK_COLUMNS:
         return "columns must be 64 or 128"
-    # Where copies are everybody's and a warpgroup ends at its diagonal, those ahead of it must be all that follow: the
-    # others may be one block further, no more.
+    # Besides, where copies are everybody's, a warpgroup that ends at its diagonal must have begun all that the others
+    # wait for: block_layout.cuh asserts it.
     if not values["loader"] and groups == MAX_GROUPS:
         return "192 rows need a loader: their threads do not share out the columns evenly"
     if values["splits"] not in SPLITS:

@@ -32,7 +32,7 @@
 //                             rows of the item   -- 16-byte cp.async ----->  | sums    |  ----> sum, total, maximum
 //                                                -- 4 or 8 bytes --------->  | weights |  ----> -> result
 //
-// Nobody waits for ever. Numbers are drawn in order, and where each block has just one, blocks begin in the order of
+// Nobody waits for ever. Numbers are drawn in order, and where each block has just one, cards begin blocks in the order of
 // theirs: so running blocks hold whatever a number waits for, and that has smaller numbers. When copying warps wait,
 // everything for the earlier items of their block, and the chunks of this one, is on its way; its multiplying warps go
 // on, and have counted what they wrote before they wait for anything. The last block to leave sets counts back.
@@ -56,7 +56,7 @@
 #include "gather_copy.cuh"
 #include "gather_fragment.cuh"
 
-namespace atoffer {
+namespace atoffer::gather {
 
 // The multiplying warps' part: every item of the block, in the order in which they are copied.
 template <class Shape>
@@ -69,9 +69,9 @@ struct Multiplier {
     const Shared<Shape>& shared;
     Element* result;
     WarpTile<Shape> warp;
-    Turn<Tile::kSlots> slot;
-    Turn<Tile::kBuffers> buffer;
-    Turn<1> shelf;
+    RingPosition<Tile::kSlots> slot;
+    RingPosition<Tile::kBuffers> buffer;
+    RingPosition<1> shelf;
     int uncounted = kNoHead;  // whose partial item this warp has written and not counted yet
 
     __device__ __forceinline__ Multiplier(const Plan<Element>& plan, const Shared<Shape>& shared, Element* result)
@@ -122,7 +122,7 @@ struct Multiplier {
     // results. They take the place of the queries, once every warp has read those of both passes. The last pass has rows
     // in their own order, so that a warp's results are staged where it alone has read.
     __device__ __forceinline__ void far_pass(const Item& item) {
-        Turn<Tile::kSlots> first_kept = slot;
+        RingPosition<Tile::kSlots> first_kept = slot;
         for (int chunk = item.kept; chunk < item.chunks; ++chunk) first_kept.advance();
         warp.start(shared, buffer.at, 0);
         take(item, 0, item.chunks, false);
@@ -197,4 +197,4 @@ __device__ __forceinline__ void gather_attention(const typename Shape::Element* 
     }
 }
 
-}  // namespace atoffer
+}  // namespace atoffer::gather

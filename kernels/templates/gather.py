@@ -48,6 +48,7 @@ HEADERS = (
     "common.cuh",
     "barriers.cuh",
     "registers.cuh",
+    "ring.cuh",
     "pairs.cuh",
     "tf32.cuh",
     "gather_layout.cuh",
@@ -56,8 +57,9 @@ HEADERS = (
     "gather_fragment.cuh",
     "gather.cuh",
 )
-PLAN_NAMES = ("gather_items", "gather_rows", "gather_orders", "gather_columns", "gather_steps")
-LIMITS = "gather_limits"
+ITEMS, ROWS, ORDERS, COLUMNS, STEPS_OF_ITEMS, LIMITS = (
+    f"gather_{name}" for name in ("items", "rows", "orders", "columns", "steps", "limits")
+)
 SCRATCH_NAMES = ("gather_sums", "gather_weights", "gather_counts")
 MULTIPROCESSORS = 132
 """Of a large card. A smaller one executes as many blocks, just not all of them at a time."""
@@ -128,13 +130,17 @@ class GatherTemplate:
             mask_batches=len(plan.headers),
             items=plan.items,
             partial_items=plan.partial_items,
+            shelved=plan.shelved,
             formula=plan.formula,
             padded=workload.padded,
             packed=workload.packed,
             chunks=plan.chunks,
             passes=plan.passes,
             fragment_columns=_fragment_columns(values, plan),
-            group_heads=_group_heads(workload, plan),
+            has_orders=ORDERS in _plan_names(workload, plan),
+            has_columns=COLUMNS in _plan_names(workload, plan),
+            group_heads=_group_heads(workload, values, plan),
+            in_turn=_in_turn(workload, values, plan),
             registers=shifted_registers(values),
             copy_registers=COPY_REGISTERS,
             shared_bytes=shared_bytes(workload, values, plan),
@@ -153,8 +159,7 @@ class GatherTemplate:
             arguments=(
                 *run_inputs(workload, run),
                 *run_weights(run),
-                *PLAN_NAMES,
-                *((LIMITS,) if workload.padded else ()),
+                *_plan_names(workload, plan),
                 *(name for name, _ in scratch),
                 *run_results(run),
             ),
@@ -249,9 +254,9 @@ def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec
     needed = shared_bytes(workload, values, plan)
     if needed > device.shared_bytes_per_block:
         return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
-    if values["blocks"] * (needed + BLOCK_SHARED_BYTES) > device.shared_bytes_per_block + BLOCK_SHARED_BYTES:
+    if values["blocks"] * (needed + BLOCK_SHARED_BYTES) > device.shared_bytes_per_multiprocessor:
         return f"{values['blocks']} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
-    partial_sums = plan.shelves * workload.rows * workload.heads * channels(workload)
+    partial_sums = plan.shelves * len(plan.shelved) * workload.batch * workload.heads * channels(workload)
     if partial_sums > MAX_INDEX:
         return f"partial results would have {partial_sums:,} elements, and 31 bits index {MAX_INDEX + 1:,} at most"
     return None
@@ -276,7 +281,7 @@ def _weight_bytes(workload: Workload) -> int:
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan | GatherOutline) -> int:
-    """Dynamic shared memory of a block: see `Tiling` of gather.cuh, which checks it."""
+    """Dynamic shared memory of a block: see `Tiling` of gather_layout.cuh, which checks it."""
     row_bytes, tile_rows = _row_bytes(workload), values["tile_rows"]
     fragments, two = tile_rows // FRAGMENT_ROWS, plan.passes > 1
     step_words = plan.passes * fragments * plan.blocks * (BLOCK_COLUMNS // 2 + WARP_SIZE)
@@ -336,24 +341,48 @@ def _tiling(workload: Workload, values: Mapping[str, int]) -> tuple[Mask, int, i
     return workload.mask_spec, workload.seq_len, values["tile_rows"], values["chunk"], order, values["pieces"]
 
 
-def _group_heads(workload: Workload, plan: GatherPlan) -> int:
-    """Heads whose partial items go before their final ones: enough to fill the card, and a divisor of all heads."""
-    heads = workload.batch * workload.heads
-    enough = -(-ITEMS_AT_ONCE // max(1, plan.partial_items))
-    return next(size for size in range(min(enough, heads), heads + 1) if heads % size == 0) if plan.partial_items else 1
+def _in_turn(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> bool:
+    """Whether an item of each head of a group is taken before the next of any: `head_item_of`, gather_layout.cuh."""
+    return not plan.most_merge and plan.items * workload.batch * workload.heads > _grid(workload, values, plan)
+
+
+def _group_heads(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
+    """Heads whose items are taken together, a divisor of all heads.
+
+    Enough that partial items are done, or well under way, when final ones begin to wait for them; where there are none,
+    that items in turn fill half of the card.
+    """
+    heads, at_once = workload.batch * workload.heads, values["blocks"] * MULTIPROCESSORS
+    items, wanted = plan.items, 2 * at_once if plan.partial_items else at_once // 2
+    if plan.most_merge:
+        items, wanted = plan.partial_items, ITEMS_AT_ONCE
+    enough = -(-wanted // items)
+    return next(size for size in range(min(enough, heads), heads + 1) if heads % size == 0)
 
 
 def _plan_arrays(workload: Workload, values: Mapping[str, int]) -> dict[str, PlanArray]:
     plan = _plan(workload, values)
-    arrays = plan.headers, plan.rows, plan.orders, plan.columns, _steps(plan, _row_bytes(workload))
-    return dict(zip(PLAN_NAMES, arrays, strict=True)) | ({LIMITS: _limits(plan)} if workload.padded else {})
+    arrays: dict[str, PlanArray] = {ITEMS: plan.headers, ROWS: plan.rows, ORDERS: plan.orders, COLUMNS: plan.columns}
+    arrays |= {STEPS_OF_ITEMS: _steps(plan, _row_bytes(workload)), LIMITS: _limits(plan)}
+    return {name: arrays[name] for name in _plan_names(workload, plan)}
+
+
+def _plan_names(workload: Workload, plan: GatherPlan) -> tuple[str, ...]:
+    """The arrays of the plan that the kernel reads, in the order of its parameters."""
+    unread = {
+        ORDERS: plan.passes == 1,
+        COLUMNS: plan.formula is not None and not workload.padded,
+        LIMITS: not workload.padded,
+    }
+    return tuple(name for name in (ITEMS, ROWS, ORDERS, COLUMNS, STEPS_OF_ITEMS, LIMITS) if not unread.get(name))
 
 
 def plan_bytes(workload: Workload, plan: GatherPlan) -> int:
     """Of what `_plan_arrays` gives, where a place takes two bytes."""
-    as_planned = (plan.headers, plan.rows, plan.orders, plan.columns, plan.words)
-    limits = plan.headers[..., 0].size * (1 + plan.chunks) * 4 if workload.padded else 0
-    return sum(array.nbytes for array in as_planned) + 2 * plan.places.size + limits
+    sizes = {ITEMS: plan.headers.nbytes, ROWS: plan.rows.nbytes, ORDERS: plan.orders.nbytes}
+    sizes |= {COLUMNS: plan.columns.nbytes, STEPS_OF_ITEMS: plan.words.nbytes + 2 * plan.places.size}
+    sizes |= {LIMITS: plan.headers[..., 0].size * (1 + plan.chunks) * 4}
+    return sum(sizes[name] for name in _plan_names(workload, plan))
 
 
 def _limits(plan: GatherPlan) -> NDArray[np.int32]:
@@ -375,7 +404,7 @@ def _steps(plan: GatherPlan, row_bytes: int) -> NDArray[np.uint32]:
     """For each block of 64 columns: a 16-bit offset of each in shared memory, then the bits of its rows.
 
     Two words for each of 16 columns hold the offsets of that column and the ones 16, 32 and 48 further. An offset names
-    the first vector of a row; see `swizzled` of gather.cuh for how vectors lie.
+    the first vector of a row; see `swizzled` of gather_layout.cuh for how vectors lie.
     """
     rows = plan.places.astype(np.uint32)
     vectors = row_bytes // VECTOR_BYTES
@@ -394,11 +423,11 @@ def _grid(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> in
 
 
 def _scratch(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> tuple[tuple[str, int], ...]:
-    """Room for partial results and counts: see `Plan` of gather.cuh."""
+    """Room for partial results and counts: see `Plan` of gather_layout.cuh."""
     heads = workload.batch * workload.heads
     if not plan.partial_items and _grid(workload, values, plan) == plan.items * heads:
         return ()
-    rows = max(1, plan.shelves * heads * workload.seq_len)
+    rows = max(1, plan.shelves * heads * len(plan.shelved))
     sizes = (rows * _row_bytes(workload), rows * _weight_bytes(workload), (2 + heads) * 4)
     return tuple(zip(SCRATCH_NAMES, sizes, strict=True))
 

@@ -3,7 +3,7 @@
 
 #include "gather_layout.cuh"
 
-namespace atoffer {
+namespace atoffer::gather {
 
 // Rows and columns of an item as the plan lists them.
 template <class Shape>
@@ -26,7 +26,7 @@ struct ListedSource {
 };
 
 // The same, computed from the item's number: nothing has to be read before the copies can begin. Columns are those of
-// a band that moves with the rows, after summary columns a constant step apart; see ColumnFormula of gather_plan.py.
+// a band that moves with the rows, after summary columns a constant step apart; see ColumnFormula of gather_items.py.
 template <class Shape>
 struct ComputedSource {
     using Tile = Tiling<Shape>;
@@ -35,10 +35,10 @@ struct ComputedSource {
 
     __device__ __forceinline__ ComputedSource(const Plan<typename Shape::Element>&, int, int number) {
         first_row = (Tile::kItems - 1 - number) * Tile::kTileRows;
-        const int last_row = min(first_row + Tile::kTileRows, Tile::kSeqLen);
+        const int end_row = min(first_row + Tile::kTileRows, Tile::kSeqLen);
         band = max(0, first_row - Shape::kLeft) / Shape::kAlign * Shape::kAlign;
         summaries = max(0, band - Shape::kOffset + Shape::kSummaryStep - 1) / Shape::kSummaryStep;
-        columns = summaries + min(last_row + Shape::kRight, Tile::kSeqLen) - band;
+        columns = summaries + min(end_row + Shape::kRight, Tile::kSeqLen) - band;
     }
 
     __device__ __forceinline__ int merges() const { return 0; }
@@ -76,9 +76,9 @@ struct Copier {
     const Plan<Element>& plan;
     const Shared<Shape>& shared;
     int thread, first_row, vector;
-    Turn<Tile::kSlots> slot;
-    Turn<Tile::kBuffers> buffer;
-    Turn<1> shelf;
+    RingPosition<Tile::kSlots> slot;
+    RingPosition<Tile::kBuffers> buffer;
+    RingPosition<1> shelf;
 
     // Which rows of a matrix of ROWS rows the warp copies, as numbers of device memory's: each lane holds a few, and gives
     // them to the others when they are copied. -1 where there is none.
@@ -149,8 +149,8 @@ struct Copier {
         if constexpr (kDraws || kWaits) leave();
     }
 
-    // The next number, for the first thread. Where items wait for others, all of them are drawn, so that one that is
-    // waited for has been drawn by a block that runs; else each block has one to begin with.
+    // The next number, for the first thread. Where items wait for others and there are more of them than blocks, all are
+    // drawn, so that one that is waited for has been drawn by a block that runs; else each block begins with its own.
     __device__ __forceinline__ int draw() const {
         return thread == 0 ? atomicAdd(plan.counts, 1) + (kWaits ? 0 : Shape::kGrid) : 0;
     }
@@ -257,8 +257,8 @@ struct Copier {
             const int number = rows.of(i, thread);
             if (number < 0) continue;
             const int at = scratch_row<Shape>(from, head, number);
-            copy_vector<Tile::kResultsAt, 0>(shared.address + target(i),
-                                             plan.sums + at * Tile::kChannels + vector * Tile::kVectorElements);
+            copy_vector<Tile::kResultsAt>(shared.address + target(i),
+                                          plan.sums + at * Tile::kChannels + vector * Tile::kVectorElements);
             if (vector > 0) continue;
             copy_async<Tile::kWeightBytes>(shared.result_weight(first_row + i * Tile::kCopyRows), plan.weights + at);
         }
@@ -293,7 +293,7 @@ struct Copier {
                 copy_async<kVectorBytes>(to + Tile::kMatrixBytes + target(i), key, false);
                 continue;
             }
-            copy_vector<0, 0>(to + target(i), key);
+            copy_vector<0>(to + target(i), key);
             copy_vector<Tile::kMatrixBytes, Tile::kWidth * sizeof(Element)>(to + target(i), key);
         }
     }
@@ -316,7 +316,7 @@ struct Copier {
         for (int i = 0; i < Rows::kCopies; ++i) {
             const int number = rows.of(i, thread);
             if (!has_channels() || number < 0 || (Tile::kPadded && number >= length)) continue;
-            copy_vector<0, 0>(to + target(i), token(from, number));
+            copy_vector<0>(to + target(i), token(from, number));
         }
     }
 
@@ -349,4 +349,4 @@ struct Copier {
     }
 };
 
-}  // namespace atoffer
+}  // namespace atoffer::gather

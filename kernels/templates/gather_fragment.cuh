@@ -3,7 +3,7 @@
 
 #include "gather_products.cuh"
 
-namespace atoffer {
+namespace atoffer::gather {
 
 // The two results of a lane's rows, combined over the four lanes that share them.
 __device__ __forceinline__ void quad_max(float (&rows)[2]) {
@@ -37,7 +37,7 @@ struct WarpTile {
     bool fresh;   // nothing has been summed yet
     typename Format::Queries query;
     typename Format::Sums sum;
-    float maximum[2];  // of the lane's rows' scores, unscaled, or a little less
+    float maximum[2];  // of the lane's rows' scores, unscaled, or a little less; after a merge up to their log-sum-exp
     float base[2];     // the same, scaled: exponentials are relative to 2^base; kNoBase while nothing is kept
     float total[2];    // of their exponentials, this lane's columns only
     int length;         // of the sequence, where it has one
@@ -418,4 +418,4 @@ struct WarpTile {
     }
 };
 
-}  // namespace atoffer
+}  // namespace atoffer::gather

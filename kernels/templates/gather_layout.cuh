@@ -3,12 +3,13 @@
 
 #include "barriers.cuh"
 #include "registers.cuh"
+#include "ring.cuh"
 #include "common.cuh"
 
-namespace atoffer {
+namespace atoffer::gather {
 
 constexpr int kFragmentRows = 16;    // rows of an mma result, and its depth
-constexpr int kFragmentColumns = 8;  // columns of an mma result
+constexpr int kMmaColumns = 8;  // columns of an mma result
 constexpr int kGroupColumns = 16;    // columns that an ldmatrix takes in: the depth of the product with V
 constexpr int kGroupBits = 8;        // mask bits that a lane needs of a group
 constexpr int kBlockColumns = 64;    // columns of a fragment that a lane's mask word covers: 4 groups
@@ -53,11 +54,11 @@ template <class Element>
 struct Plan {
     const Item* items;
     const int* rows;
-    const int* orders;
-    const int* columns;
+    const int* orders;   // where there are two passes
+    const int* columns;  // where they are not computed, or sequences have lengths
     const unsigned* steps;
-    Element* sums;  // scratch: (shelves, batch * heads, seq_len, channels in the order of a lane)
-    Weight<Element>* weights;  // scratch: (shelves, batch * heads, seq_len)
+    Element* sums;  // scratch: (shelves, batch * heads, shelved rows, channels in the order of a lane)
+    Weight<Element>* weights;  // scratch: (shelves, batch * heads, shelved rows)
     int* counts;  // scratch, zeros at rest: items drawn, blocks done; for each head: warps done with partial items
     const int* lengths = nullptr;  // (batch), where sequences have lengths
     const int* limits = nullptr;   // for each item: its lowest row, and the lowest column from each chunk on
@@ -97,8 +98,8 @@ struct Tiling {
 
     static constexpr int kDepthSteps = kRowVectors / 2;  // mma steps over a head's channels
     static constexpr int kGroups = kStep / kGroupColumns;
-    static constexpr int kScoreTiles = kStep / kFragmentColumns;    // mma results across a step's columns
-    static constexpr int kSumTiles = kChannels / kFragmentColumns;  // mma results across the channels
+    static constexpr int kScoreTiles = kStep / kMmaColumns;    // mma results across a step's columns
+    static constexpr int kSumTiles = kChannels / kMmaColumns;  // mma results across the channels
     static constexpr int kPartialFloats = 4 * kSumTiles + 4;        // a lane's sums, bases and totals
     static constexpr int kLaneVectors = kRowVectors / kQuad;        // of a row's channels, those that a lane holds
     static constexpr bool kExact = kSame<Element, float>;           // partial results are kept with all their bits
@@ -137,6 +138,12 @@ struct Tiling {
     static_assert(kChunk <= 256, "a place is a byte");
     static_assert(kMatrixBytes <= 1 << 16, "an offset in a chunk has 16 bits");
     static_assert(kCopyThreads % kRowVectors == 0, "a thread copies the same channels of every row");
+    static_assert((kCopyRows & (kCopyRows - 1)) == 0, "rows a power of two apart: keys of the swizzle add up");
+    static_assert(kAllHeads % Shape::kGroupHeads == 0, "heads fall into whole groups");
+    static_assert(kPasses <= 2, "a far pass is followed by a near one, and no other");
+    static_assert(Shape::kFragmentColumns % kStep == 0, "a fragment's columns of a chunk are whole steps");
+    static_assert(!Shape::kComputed || (!kShelves && Shape::kMaskBatches == 1),
+                  "computed items are final, and the same for every sequence");
     static_assert(kSharedBytes == Shape::kSharedBytes, "the launch gives the shared memory that is laid out here");
 };
 
@@ -177,24 +184,28 @@ struct HeadItem {
     int head, item;
 };
 
-// What ticket `number` stands for. Heads go in groups of kGroupHeads: first the partial items of all of them, then the
-// final ones, so that few final items wait, and keys and values are still in the cache when they are read again.
+// What ticket `number` stands for. Heads go in groups of kGroupHeads, so that keys and values are still in the cache when
+// they are read again. In turn: each item of all of them, then the next. Partial items come first, so that few final items
+// wait; then the longest (computed ones: those of the last rows), so that the last to be taken are short and blocks end
+// alike. Not in turn: each head's partial items, then each head's final ones. So where most final items merge, the shelves
+// of the first heads are ready while those of the others are being filled.
 template <class Shape>
 __device__ __forceinline__ HeadItem head_item_of(int number) {
-    constexpr int kPartial = Shape::kPartialItems, kFinalItems = Shape::kItems - kPartial;
-    constexpr int kGroupPartial = Shape::kGroupHeads * kPartial, kGroup = Shape::kGroupHeads * Shape::kItems;
-    const int first_head = number / kGroup * Shape::kGroupHeads, at = number % kGroup;
-    if constexpr (kPartial > 0) {
-        if (at < kGroupPartial) return {first_head + at / kPartial, at % kPartial};
+    constexpr int kHeads = Shape::kGroupHeads, kPartial = Shape::kPartialItems, kFinals = Shape::kItems - kPartial;
+    const int first_head = number / (kHeads * Shape::kItems) * kHeads, at = number % (kHeads * Shape::kItems);
+    if constexpr (Shape::kInTurn) {
+        return {first_head + at % kHeads, at / kHeads};
+    } else {
+        const int final_at = at - kHeads * kPartial;
+        if (final_at < 0) return {first_head + at / kPartial, at % kPartial};
+        return {first_head + final_at / kFinals, kPartial + final_at % kFinals};
     }
-    const int final_at = at - kGroupPartial;
-    return {first_head + final_at / kFinalItems, kPartial + final_at % kFinalItems};
 }
 
 // Where row `row` of a head lies on a shelf, in rows of scratch.
 template <class Shape>
 __device__ __forceinline__ int scratch_row(int shelf, int head, int row) {
-    return (shelf * Tiling<Shape>::kAllHeads + head) * Tiling<Shape>::kSeqLen + row;
+    return (shelf * Tiling<Shape>::kAllHeads + head) * Shape::kShelvedRows + row - Shape::kFirstShelved;
 }
 
 // ---- Shared memory.
@@ -295,17 +306,4 @@ struct Shared {
     }
 };
 
-// Where a ring's reader or writer stands.
-template <int SIZE>
-struct Turn {
-    int at = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++at == SIZE) {
-            at = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-}  // namespace atoffer
+}  // namespace atoffer::gather

@@ -12,7 +12,7 @@
 #include "pairs.cuh"
 #include "tf32.cuh"
 
-namespace atoffer {
+namespace atoffer::gather {
 
 // What a lane knows of a step's columns: bits of its two rows, and where the columns lie that it reads.
 template <int GROUPS, int VALUE_COLUMNS>
@@ -111,7 +111,8 @@ struct Products {
         }
     }
 
-    // Writes the fragment's results to the 16 rows at `staging`: sums divided by the rows' totals, or zeros.
+    // Writes the fragment's results to the 16 rows at `staging`: sums divided by the rows' totals, or zeros. Channels
+    // beyond the head's stay zeros, whatever their sums are: the next item's queries lie there.
     static __device__ __forceinline__ void stage(char* staging, int lane, const Sums& sum, const float (&total)[2],
                                                  const Element* bias) {
         const unsigned to = shared_address(staging) +
@@ -131,11 +132,12 @@ struct Products {
                 const int tile = n + i / 2, r = i % 2;
                 float low = sum[tile][2 * r] * factor[r], high = sum[tile][2 * r + 1] * factor[r];
                 if constexpr (Shape::kAddBias) {
-                    const Element* two = bias + tile * kFragmentColumns + lane % kQuad * 2;
+                    const Element* two = bias + tile * kMmaColumns + lane % kQuad * 2;
                     low += to_float(two[0]);
                     high += to_float(two[1]);
                 }
-                pairs[i] = pack_pair<Element>(low, high) & keeps[r];
+                const bool exists = tile * kMmaColumns < Tile::kHeadDim;
+                pairs[i] = exists ? pack_pair<Element>(low, high) & keeps[r] : 0;
             }
             store_matrices(at_depth(to, n / 2), pairs);
         }
@@ -151,7 +153,7 @@ struct Products<Shape, float> {
     using Sums = float[Tile::kSumTiles][4];
     using OneStep = Step<Tile::kGroups, 4>;
     static constexpr int kBlockTiles = 4, kBlockSteps = 4;
-    static constexpr int kBlockBytes = kBlockTiles * kFragmentColumns * sizeof(float);
+    static constexpr int kBlockBytes = kBlockTiles * kMmaColumns * sizeof(float);
 
     struct Split {
         unsigned high[4], low[4];
@@ -168,6 +170,8 @@ struct Products<Shape, float> {
         __device__ __forceinline__ explicit Split(const unsigned (&words)[4])
             : Split(__uint_as_float(words[0]), __uint_as_float(words[1]), __uint_as_float(words[2]),
                     __uint_as_float(words[3])) {}
+
+        __device__ __forceinline__ explicit Split(float4 values) : Split(values.x, values.y, values.z, values.w) {}
     };
 
     // Column 2c of 8 is number c in the depth of the product, column 2c + 1 number c + 4: so a lane has the
@@ -225,11 +229,9 @@ struct Products<Shape, float> {
             float fresh[kBlockTiles][4] = {};
 #pragma unroll
             for (int t = 0; t < 2; ++t) {
-                unsigned even[4], odd[4];
                 const unsigned from = values + block * kBlockBytes;
-                load_words(even, from + OneStep::offset(step.values[2 * t], group));
-                load_words(odd, from + OneStep::offset(step.values[2 * t + 1], group));
-                const Split first(even), second(odd);
+                const Split first(load_floats(from + OneStep::offset(step.values[2 * t], group)));
+                const Split second(load_floats(from + OneStep::offset(step.values[2 * t + 1], group)));
 #pragma unroll
                 for (int j = 0; j < kBlockTiles; ++j) {
                     multiply_add_tf32(fresh[j], probabilities[t].low, first.high[j], second.high[j]);
@@ -257,7 +259,7 @@ struct Products<Shape, float> {
         values[3] = __uint_as_float(vector.w);
     }
 
-    // The lane has 8 neighbouring channels of each block.
+    // As with 16-bit elements. The lane has 8 neighbouring channels of each block.
     static __device__ __forceinline__ void stage(char* staging, int lane, const Sums& sum, const float (&total)[2],
                                                  const float* bias) {
 #pragma unroll
@@ -273,7 +275,8 @@ struct Products<Shape, float> {
                 for (int j = 0; j < 4; ++j) {
                     const float one = sum[n / 2 * kBlockTiles + j][2 * r + n % 2], nearly = one * factor;
                     const float quotient = fmaf(fmaf(-nearly, total[r], one), factor, nearly);  // rounded once
-                    values[j] = total[r] == 0.0f ? 0.0f : quotient + biases[j];
+                    const bool exists = vector * Tile::kVectorElements < Tile::kHeadDim;
+                    values[j] = total[r] == 0.0f || !exists ? 0.0f : quotient + biases[j];
                 }
                 *reinterpret_cast<uint4*>(staging + swizzled<Tile::kRowVectors>(row, vector)) = pack(values);
             }
@@ -281,4 +284,4 @@ struct Products<Shape, float> {
     }
 };
 
-}  // namespace atoffer
+}  // namespace atoffer::gather

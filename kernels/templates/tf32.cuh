@@ -16,12 +16,4 @@ __device__ __forceinline__ void multiply_add_tf32(float (&sum)[4], const unsigne
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
 }
 
-// Four words of shared memory; `address` is a multiple of 16.
-__device__ __forceinline__ void load_words(unsigned (&result)[4], unsigned address) {
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 }  // namespace atoffer

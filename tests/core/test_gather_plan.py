@@ -116,6 +116,7 @@ def check_shelves(plan, mask_number, seq_len):
             assert merges == 0
             left[shelf, rows] += 1
     assert (final == 1).all()
+    assert set(np.flatnonzero(left.any(axis=0))) <= set(plan.shelved)
     np.testing.assert_array_equal(left, merged)
     assert left.max(initial=0) <= 1
 
@@ -123,7 +124,7 @@ def check_shelves(plan, mask_number, seq_len):
 def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, pieces=1):
     plan = gather_plan(mask, seq_len, tile_rows, chunk, order, pieces)
     outline = gather_outline(mask, seq_len, tile_rows, chunk, order, pieces)
-    assert outline == GatherOutline(plan.passes, plan.blocks, plan.kept, plan.shelves)
+    assert outline == GatherOutline(plan.passes, plan.blocks, plan.kept, plan.shelves, plan.shelved)
     keep, products = mask.keep(seq_len), 0
     assert len(plan.headers) == len(keep)
     for mask_number, square in enumerate(keep):
@@ -137,6 +138,12 @@ def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, pieces=1):
     assert plan.gathered == (plan.columns != PADDING).sum()
     assert plan.kept == plan.headers[..., 1].max()
     return plan
+
+
+def test_few_rows_with_partial_results_need_little_room():
+    plan = check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL, tile_rows=32, pieces=4)
+    assert (plan.shelves, plan.shelved) == (3, range(32))
+    assert check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL).shelved == range(0)
 
 
 orders = st.sampled_from(Order)
@@ -165,10 +172,13 @@ def test_pieces_are_as_many_as_asked_where_chunks_allow(pieces):
 
 
 @pytest.mark.parametrize("order", [Order.NATURAL, Order.FIRST_COLUMN, Order.SPLIT])
-def test_items_with_the_most_chunks_come_first(order):
+def test_items_with_the_most_chunks_come_first_and_those_that_merge_last(order):
     plan = check_plan(parse_mask("strided", 130), 130, order, pieces=2)
-    chunks = plan.headers[0, :, 0]
-    for part in (chunks[: plan.partial_items], chunks[plan.partial_items :]):
+    chunks, merges = plan.headers[0, :, 0], plan.headers[0, :, 3] > 0
+    finals = slice(plan.partial_items, None)
+    assert (np.diff(merges[finals].astype(int)) >= 0).all()
+    assert not merges[: plan.partial_items].any()
+    for part in (chunks[: plan.partial_items], chunks[finals][~merges[finals]], chunks[finals][merges[finals]]):
         assert (np.diff(part) <= 0).all()
 
 

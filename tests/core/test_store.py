@@ -65,6 +65,20 @@ def test_find_tells_machines_sources_and_choices_apart(tmp_path: Path) -> None:
         assert store.find(replace(request, workload=replace(WORKLOAD, mask="causal")), MACHINE, "abc") is not None
 
 
+def test_a_transient_failure_answers_nothing_and_is_kept(tmp_path: Path) -> None:
+    request = SegmentRequest(WORKLOAD, CHOICE)
+    failed = replace(segment_trial(), status=Status.LAUNCH_FAILED, latency_us=None, samples_us=())
+    passing = replace(failed, detail={"transient": True})
+    with Store(tmp_path / "store.db") as store:
+        store.add(passing)
+        assert store.find(request, MACHINE, "abc") is None
+        for answer in (segment_trial(), failed):
+            store.add(answer)
+            store.add(passing)
+            assert store.find(request, MACHINE, "abc") == answer
+        assert list(store.trials()) == [passing, segment_trial(), passing, failed, passing]
+
+
 def test_the_newest_trial_answers(tmp_path: Path) -> None:
     with Store(tmp_path / "store.db") as store:
         store.add(segment_trial(latency_us=5.0))

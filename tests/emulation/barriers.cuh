@@ -21,11 +21,6 @@ void announce_some(int name) {
     emulation::announce(name, THREADS);
 }
 
-template <int TO_OFFSET, int FROM_OFFSET>
-void copy_vector(unsigned to, const void* from) {
-    emulation::copy_later(to + TO_OFFSET, static_cast<const char*>(from) + FROM_OFFSET, 16, true);
-}
-
 inline void count_released(int* count) {
     emulation::changed();
     ++*count;

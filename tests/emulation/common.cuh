@@ -155,6 +155,11 @@ void copy_async(unsigned to, const void* from, bool valid = true) {
     emulation::copy_later(to, from, BYTES, valid);
 }
 
+template <int TO_OFFSET, int FROM_OFFSET = 0>
+void copy_vector(unsigned to, const void* from) {
+    emulation::copy_later(to + TO_OFFSET, static_cast<const char*>(from) + FROM_OFFSET, 16, true);
+}
+
 inline void finish_copies() { emulation::finish_copies(); }
 
 inline uint4 load_vector(unsigned address) {

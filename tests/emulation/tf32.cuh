@@ -36,8 +36,4 @@ inline void multiply_add_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned 
     }
 }
 
-inline void load_words(unsigned (&result)[4], unsigned address) {
-    std::memcpy(result, emulation::shared_bytes("ld.shared.v4", address, 16), 16);
-}
-
 }  // namespace atoffer

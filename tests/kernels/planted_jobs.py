@@ -12,11 +12,11 @@ from atoffer_rl.device import H100
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.worker import AnchorTask, Greeting, Measured, SegmentTask, Task
 from atoffer_rl.scheme import Choice
-from atoffer_rl.trial import Machine, Status
+from atoffer_rl.trial import TRANSIENT, Machine, Status
 from atoffer_rl.workload import Workload
 
 MACHINE = Machine("Planted GPU", "GPU-1", "580", "13.0", "nvrtc 13.0", "none")
-GOOD, CRASHES, HANGS, WRONG, RAISES, BREAKS, WONT_COMPILE, COMPILER_DIES, COMPILER_HANGS = range(9)
+GOOD, CRASHES, HANGS, WRONG, RAISES, BREAKS, WONT_COMPILE, COMPILER_DIES, COMPILER_HANGS, DISTURBED = range(10)
 
 
 def make_misbehaving() -> tuple[Callable[[str], Any], str]:
@@ -91,6 +91,8 @@ def pretend_to_measure(log: Path, anchors_us: tuple[float, ...], task: Task) -> 
     assert task.cubin.decode().startswith(f"kind {kind}")
     if kind == WRONG:
         return Measured(Status.WRONG_RESULT, "off by one column", max_error=1.0, error_budget=0.1)
+    if kind == DISTURBED and log.read_text().splitlines().count(word) == 1:
+        return Measured(Status.LAUNCH_FAILED, "timings are disturbed", detail={TRANSIENT: True})
     if kind == BREAKS:
         return Measured(Status.CRASHED, "illegal address", broken=True)
     misbehave({CRASHES: "crash", HANGS: "hang", RAISES: "raise"}.get(kind, "good"))

@@ -1,11 +1,15 @@
 """Child processes: answers, crashes, hangs, restarts."""
 
+import errno
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
 
 import pytest
 
+from atoffer_rl.errors import DeviceUnavailable
 from atoffer_rl.kernels.child import Child, End, Outcome
 from tests.kernels import planted_jobs
 from tests.kernels.paths import ROOT
@@ -55,6 +59,30 @@ def test_a_hung_process_is_killed_at_its_limit(child: Child) -> None:
     start = time.monotonic()
     assert finish(child, "hang", 0.5).end is End.LATE
     assert 0.4 < time.monotonic() - start < 10
+    assert finish(child, "a").end is End.ANSWERED
+
+
+def test_a_process_that_the_system_refuses_leaves_nothing_behind(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(process: BaseProcess) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    made: list[Connection] = []
+    pipe = SpawnContext.Pipe
+
+    def noted_pipe(context: SpawnContext) -> tuple[Connection, Connection]:
+        made.extend(ends := pipe(context))
+        return ends
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpawnProcess, "start", refuse)
+        patch.setattr(SpawnContext, "Pipe", noted_pipe)
+        for begin in (child.wait_started, lambda: child.submit("a", 1.0)):
+            with pytest.raises(DeviceUnavailable, match="planted cannot be started: Resource temporarily") as error:
+                begin()
+            assert "\n" not in str(error.value)
+            child.kill()
+    assert len(made) == 4
+    assert all(end.closed for end in made)
     assert finish(child, "a").end is End.ANSWERED
 
 

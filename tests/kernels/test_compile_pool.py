@@ -6,7 +6,7 @@ from multiprocessing.connection import wait
 import pytest
 
 from atoffer_rl.kernels.anchors import anchor_programs
-from atoffer_rl.kernels.compile_pool import Compiled, CompilePool
+from atoffer_rl.kernels.compile_pool import UNANSWERED, Compiled, CompilePool
 from atoffer_rl.kernels.program import KernelProgram
 from tests.kernels import planted_jobs
 from tests.kernels.paths import ROOT
@@ -33,6 +33,7 @@ def test_crashing_and_hanging_compilers_cost_their_own_jobs(monkeypatch: pytest.
     ended = compile_all(pool, map(toy, kinds))
     pool.kill()
     assert [ended[index].cubin is not None for index in range(6)] == [False, False, True, False, True, True]
+    assert [ended[index].reason.startswith(UNANSWERED) for index in range(6)] == [True, True] + [False] * 4
     assert "longer than 3 s" in ended[0].reason
     assert "SIGSEGV" in ended[1].reason
     assert ended[3].reason == "error: expected a ;"

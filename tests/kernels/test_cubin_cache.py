@@ -3,10 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from atoffer_rl.kernels import cubin_cache
-from atoffer_rl.kernels.cubin_cache import CubinCache, cache_folder
+from atoffer_rl.kernels.cubin_cache import CubinCache, cache_folder, program_hash
 from atoffer_rl.kernels.program import KernelProgram
 
 PROGRAM = KernelProgram("toy", "source", ("common.cuh",), (1, 1, 1), (32, 1, 1), 0, ("x",))
@@ -48,3 +49,19 @@ def test_the_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("ATOFFER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "atoffer_rl"
+
+
+def test_programs_that_execute_differently_have_distinct_hashes() -> None:
+    changes = (
+        {"source": "other"},
+        {"grid": (7, 1, 1)},
+        {"shared_bytes": 16},
+        {"scratch": (("sums", 4),)},
+        {"overlaps": True},
+        {"plan": lambda: {"list": np.zeros(2, np.int32)}},
+        {"plan": lambda: {"list": np.ones(2, np.int32)}},
+        {"plan": lambda: {"list": np.zeros(2, np.uint32)}},
+    )
+    programs = [PROGRAM, *(replace(PROGRAM, **change) for change in changes)]
+    assert len({program_hash(program) for program in programs}) == len(programs)
+    assert program_hash(replace(PROGRAM)) == program_hash(PROGRAM)

@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 
-from atoffer_rl.errors import DeviceUnavailable
+from atoffer_rl.errors import CompileError, DeviceUnavailable
 from atoffer_rl.kernels.child import Child
 from atoffer_rl.kernels.compile_pool import CompilePool
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
+from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.store import Store
@@ -121,6 +123,50 @@ def test_a_crash_of_the_search_keeps_what_was_measured(make: Make, tmp_path: Pat
     assert asked(tmp_path).count(str(requests[1].choice)) == 1
 
 
+def test_a_failure_that_passes_is_kept_and_measured_again(make: Make) -> None:
+    measurer = make(limit_seconds=1.0)
+    kinds = [planted_jobs.DISTURBED, planted_jobs.COMPILER_DIES, planted_jobs.COMPILER_HANGS]
+    lasting = [planted_jobs.WONT_COMPILE, planted_jobs.CRASHES, planted_jobs.RAISES]
+    trials = measurer.measure([request(kind) for kind in (*kinds, *lasting)])
+    assert [trial.transient for trial in trials] == [True] * 3 + [False] * 3
+    assert {trial.answers for trial in measurer.store.trials()} == {trial.answers for trial in trials}
+    assert [measurer.known(request(kind)) for kind in (*kinds, *lasting)] == [None] * 3 + trials[3:]
+    again = measurer.measure([request(planted_jobs.DISTURBED), request(planted_jobs.WONT_COMPILE)])
+    assert again[0].ok
+    assert measurer.known(request(planted_jobs.DISTURBED)) == again[0]
+    assert again[1] == trials[3]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_once_it_is_to_stop_only_the_running_trial_ends(make: Make, tmp_path: Path, cached: bool) -> None:
+    measurer = make()
+    requests = [request(planted_jobs.GOOD, number) for number in range(8)]
+    if cached:
+        measurer.measure(requests)
+    before = len(list(measurer.store.trials()))
+    measurer.should_stop = lambda: len(list(measurer.store.trials())) >= before + 2
+    assert len(measurer.measure_again(requests)) == 2
+    assert len(list(measurer.store.trials())) == before + 2
+    assert asked(tmp_path)[-1] == "anchor"  # they say whether the last trials stand
+    assert all(trial.ok for trial in make().measure(requests))
+
+
+def test_nothing_is_measured_once_the_machine_has_changed(make: Make, tmp_path: Path) -> None:
+    measurer = make(anchors_us=(10.0, 11.0))
+    measurer.should_stop = lambda: measurer.watch.changes > 0
+    requests = [request(planted_jobs.GOOD, number) for number in range(3)]
+    measurer.measure_again(requests)
+    assert asked(tmp_path) == ["anchor", *(str(item.choice) for item in requests), *["anchor"] * 3]
+
+
+def test_trials_that_cannot_be_taken_again_say_that_anchors_disagreed(make: Make, tmp_path: Path) -> None:
+    measurer = make(anchors_us=(10.0, 11.0, 10.0))
+    measurer.should_stop = lambda: len(list(measurer.store.trials())) > 0
+    trials = measurer.measure_again([request(planted_jobs.GOOD, number) for number in range(3)])
+    assert [trial.detail for trial in trials] == [{"anchors_disagreed": 1}]
+    assert asked(tmp_path).count("anchor") == 2
+
+
 SEARCH = """
 import sys
 from pathlib import Path
@@ -191,6 +237,21 @@ def test_a_worker_without_a_gpu_is_unavailable(tmp_path: Path, monkeypatch: pyte
     with Store(tmp_path / "store.db") as store, pytest.raises(DeviceUnavailable, match="no GPU here") as error:
         CudaMeasurer(store, worker=Child(planted_jobs.make_refusing, "planted"))
     assert "\n" not in str(error.value)
+
+
+def test_a_measurer_that_cannot_begin_ends_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Child(planted_jobs.gpu_maker(tmp_path / "log"), "planted")
+
+    def refuse(cache: CubinCache, program: KernelProgram, arch: str) -> bytes:
+        assert worker.starts == 1
+        raise CompileError("no headers")
+
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr(CubinCache, "compiled", refuse)
+    before = set(active_children())
+    with Store(tmp_path / "store.db") as store, pytest.raises(CompileError, match="no headers"):
+        CudaMeasurer(store, worker=worker)
+    assert set(active_children()) == before
 
 
 def test_forwards_share_the_machine_code_of_their_segments(make: Make) -> None:

@@ -14,15 +14,16 @@ from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
-from atoffer_rl.kernels.recording import doubtful, forward_schemes, record_table
+from atoffer_rl.kernels.recording import doubtful, forward_schemes, record_table, replaces
 from atoffer_rl.kernels.registry import ALL_RUNS
 from atoffer_rl.records import load_table
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.store import Store
 from atoffer_rl.table_summary import best_recorded, check_sums, latencies, scheme_sum_us
-from atoffer_rl.trial import SegmentRequest
+from atoffer_rl.trial import SegmentRequest, Status
 from atoffer_rl.workload import Workload
+from tests.core.test_store import segment_trial
 from tests.kernels import planted_jobs
 from tests.kernels.paths import ROOT
 
@@ -119,6 +120,64 @@ def test_an_interrupted_recording_goes_on(make: Make, tmp_path: Path) -> None:
     assert (again.measured, again.complete) == (0, True)
 
 
+def test_an_interrupt_among_the_finalists_loses_no_samples(make: Make, tmp_path: Path) -> None:
+    """Nor does what a kill leaves between a round's trial and the trial that joins it with the rounds before."""
+
+    def interrupt(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("finalists, round 3", 2):
+            raise KeyboardInterrupt
+
+    first = make()
+    with pytest.raises(KeyboardInterrupt):
+        record_table(first, [FIRST], "toy", forwards=5, folder=tmp_path, progress=interrupt)
+    newest = {trial.answers: trial for trial in first.store.trials() if trial.kind == "forward"}
+    assert sorted(len(trial.samples_us) // recording.FORWARD_REPLAYS for trial in newest.values()) == [2, 2, 2, 3, 3]
+    for trial in newest.values():
+        first.store.add(replace(trial, samples_us=trial.samples_us[: recording.FORWARD_REPLAYS]))
+    first.close()
+    done = record_table(make(log="second"), [FIRST], "toy", forwards=5, folder=tmp_path)
+    assert done.complete
+    assert done.measured == 3 + 2 * 5
+    assert done.table is not None
+    samples = {len(trial.samples_us) for trial in done.table.forwards(FIRST).values()}
+    assert samples == {recording.FORWARD_REPLAYS * recording.FINALIST_ROUNDS}
+
+
+def test_what_answers_of_two_trials() -> None:
+    few = segment_trial()
+    many = replace(few, samples_us=few.samples_us * 2)
+    failed = replace(few, status=Status.WRONG_RESULT, latency_us=None, samples_us=())
+    passing = replace(failed, status=Status.LAUNCH_FAILED, detail={"transient": True})
+    assert replaces(many, few)
+    assert replaces(many, many)
+    assert not replaces(few, many)
+    assert replaces(failed, many)
+    assert replaces(few, failed)
+    assert not any(replaces(passing, earlier) for earlier in (few, many, failed))
+    assert replaces(passing, passing)
+    assert replaces(failed, passing)
+
+
+def test_failures_that_pass_are_measured_again_by_the_next_call(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disturbed = Choice(Run(8, 8), "chain", (("kind", planted_jobs.DISTURBED), ("number", 5)))
+
+    def choices(space: LegalSpace, run: Run) -> tuple[Choice, ...]:
+        return (*toy_choices(space, run), disturbed) if run == disturbed.run else toy_choices(space, run)
+
+    monkeypatch.setattr(LegalSpace, "choices", choices)
+    measurer = make()
+    first = record_table(measurer, [FIRST], "toy", forwards=2, folder=tmp_path)
+    assert first.complete
+    assert first.table is not None
+    assert first.table.segments(FIRST)[disturbed].transient
+    second = record_table(measurer, [FIRST], "toy", forwards=2, folder=tmp_path)
+    assert second.table is not None
+    assert second.table.segments(FIRST)[disturbed].ok
+    assert record_table(measurer, [FIRST], "toy", forwards=2, folder=tmp_path).measured == 0
+
+
 def test_other_anchors_begin_another_table(make: Make, tmp_path: Path) -> None:
     folder = tmp_path / "records"
     first = record_table(make(), [FIRST], "toy", forwards=5, folder=folder)
@@ -141,6 +200,8 @@ def test_a_machine_that_changes_for_good_begins_a_new_table(make: Make, tmp_path
     assert done.complete
     assert done.table is not None
     assert done.table.header.anchors[0].latencies_us != measurer.watch.samples[0].latencies_us
+    tasks = (tmp_path / "log").read_text().splitlines()
+    assert done.measured == sum(task != "anchor" for task in tasks)
 
 
 def test_it_stops_when_time_is_up(make: Make, tmp_path: Path) -> None:

@@ -300,6 +300,13 @@ def test_work_counts_whole_blocks_and_needed_columns():
     assert work.flops == 4 * 2 * 2 * 4 * 128 * 64 * 64
 
 
+@pytest.mark.parametrize(("values", "blocks"), [({}, 1 + 2 + 3 + 4), (LOADER, 2 * (1 + 2)), (SHORT, 1 + 2 + 3 + 4)])
+def test_work_counts_what_warpgroups_multiply_up_to_their_diagonals(values, blocks):
+    workload = Workload(batch=1, seq_len=256, heads=1, head_dim=64, mask="causal")
+    choice = choice_of(**values)
+    assert TEMPLATE.work(workload, choice).flops == 4 * blocks * 64 * choice["columns"] * 64
+
+
 @pytest.mark.parametrize(
     ("run", "dtype", "head_dim", "values"),
     [

@@ -11,7 +11,7 @@ from atoffer_rl.gather_plan import gather_plan
 from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.template import Geometry
 from atoffer_rl.kernels.templates import gather
-from atoffer_rl.kernels.templates.gather import PLAN_NAMES, SCRATCH_NAMES, TEMPLATE, plan_bytes
+from atoffer_rl.kernels.templates.gather import SCRATCH_NAMES, TEMPLATE, plan_bytes
 from atoffer_rl.row_order import Order
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
@@ -44,22 +44,40 @@ def test_rendering_is_deterministic(run):
 
 def test_arguments_follow_the_run():
     arguments = {run: TEMPLATE.program(SMALL, choice_of(run)).arguments for run in RUNS}
-    assert arguments[Run(1, 6)] == ("qkv_raw", "b_qkv", *PLAN_NAMES, "merged")
-    assert arguments[Run(2, 5)] == ("qkv", *PLAN_NAMES, "context")
+    plan = ("gather_items", "gather_rows", "gather_steps")
+    assert arguments[Run(1, 6)] == ("qkv_raw", "b_qkv", *plan, "merged")
+    assert arguments[Run(2, 5)] == ("qkv", *plan, "context")
+
+
+@pytest.mark.parametrize(
+    ("changes", "order", "read"),
+    [
+        ({}, Order.NATURAL, "items rows steps"),
+        ({}, Order.SPLIT, "items rows columns steps"),
+        ({}, Order.TWO_PASSES, "items rows orders steps"),
+        ({"lengths": "uniform"}, Order.NATURAL, "items rows columns steps limits"),
+    ],
+)
+def test_only_what_the_kernel_reads_of_the_plan_is_passed(changes, order, read):
+    workload = replace(SMALL, **changes)
+    program = TEMPLATE.program(workload, possible_choice(workload, **LOW, order=order))
+    names = tuple(f"gather_{name}" for name in read.split())
+    assert tuple(program.plan()) == names
+    assert tuple(name for name in program.arguments if name.startswith("gather_"))[: len(names)] == names
 
 
 @pytest.mark.parametrize(
     ("values", "scratch"),
     [
         ({}, ()),
-        ({"pieces": 2, **LOW, "chunk": 32}, (2 * 2 * 77 * 32 * 2, 2 * 2 * 77 * 4, (2 + 4) * 4)),
+        ({"pieces": 2, **LOW, "chunk": 32}, (2 * 2 * 13 * 32 * 2, 2 * 2 * 13 * 4, (2 + 4) * 4)),
         ({"order": Order.SPLIT}, (2 * 2 * 77 * 32 * 2, 2 * 2 * 77 * 4, (2 + 4) * 4)),
     ],
 )
 def test_partial_results_need_scratch(values, scratch):
     program = TEMPLATE.program(SMALL, choice_of(**values))
     assert program.scratch == tuple(zip(SCRATCH_NAMES, scratch, strict=False))
-    assert program.arguments == ("qkv", *PLAN_NAMES, *SCRATCH_NAMES[: len(scratch)], "context")
+    assert program.arguments == ("qkv", *program.plan(), *SCRATCH_NAMES[: len(scratch)], "context")
 
 
 def test_float32_keeps_partial_results_and_their_weights_with_all_bits():
@@ -176,7 +194,7 @@ def test_work_counts_gathered_columns_and_whole_groups():
     workload = Workload(batch=2, seq_len=128, heads=2, head_dim=32, mask="sliding:window=0")
     work = TEMPLATE.work(workload, choice_of())
     row_bytes, items, tile_rows, fragments = 2 * 32 * 2, 2, 64, 4
-    plan_bytes = 4 * items * (4 + tile_rows + tile_rows + 64 + fragments * (32 + 32))
+    plan_bytes = 4 * items * (4 + tile_rows + fragments * (32 + 32))
     assert work.bytes_read == 3 * 2 * 128 * row_bytes + plan_bytes
     assert work.bytes_written == 2 * 128 * row_bytes
     assert work.flops == 4 * 2 * 2 * 128 * 16 * 32

@@ -114,7 +114,7 @@ def launch(kernel, workload, qkv):
     """What `merged` holds after a launch on `qkv`, bit for bit."""
     result = ctypes.create_string_buffer(b"\xff" * (qkv.nbytes // 3), qkv.nbytes // 3)
     kernel.launch({"qkv": qkv.ctypes.data, "merged": ctypes.addressof(result)})
-    return np.frombuffer(result.raw, np.float16).reshape(workload.batch, workload.seq_len, workload.width)
+    return np.frombuffer(result.raw, qkv.dtype).reshape(workload.batch, workload.seq_len, workload.width)
 
 
 def random_qkv(workload):
@@ -140,3 +140,18 @@ def test_results_depend_on_no_order_of_blocks_and_warps(emulator, ragged_workloa
     first, *others = (launch(kernel, ragged_workload, qkv) for _ in range(3))
     for other in others:
         np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("head_dim", [40, 64])
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [("float16", LOW), ("float16", ORDERS[Order.TWO_PASSES] | {"slots": 3}), ("float32", {**LOW, "step": 16})],
+)
+def test_a_nan_stays_in_its_row(emulator, monkeypatch, dtype, values, head_dim):
+    monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)  # so that a block takes many heads, one after another
+    workload = replace(SMALL, head_dim=head_dim, dtype=dtype, mask="strided")
+    kernel = emulator.load(workload, possible_choice(workload, Run(2, 6), **values, blocks=2))
+    qkv = random_qkv(workload).astype(dtype)
+    qkv[0, 5, 0, 0] = np.nan
+    heads = launch(kernel, workload, qkv).reshape(*qkv.shape[:2], *qkv.shape[3:])
+    assert np.argwhere(np.isnan(heads).any(axis=-1)).tolist() == [[0, 5, 0]]
