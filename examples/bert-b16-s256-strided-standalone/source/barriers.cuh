@@ -19,25 +19,7 @@ __device__ __forceinline__ void arrive_with_copies(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Waits for the end of a phase; phases alternate between parity 0, the first, and 1. Parity 1 of a new barrier is over.
-__device__ __forceinline__ void wait_phase(unsigned barrier, int parity) {
-    int over;
-    do {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n\tselp.s32 %0, 1, 0, p;\n\t}"
-                     : "=r"(over)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-#else
-        asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\tselp.s32 %0, 1, 0, p;\n\t}"
-                     : "=r"(over)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-#endif
-    } while (!over);
-}
-
-// Whether a phase is over; does not wait.
+// Whether a phase is over; phases alternate between parity 0, the first, and 1. Parity 1 of a new barrier is over.
 __device__ __forceinline__ bool phase_over(unsigned barrier, int parity) {
     int over;
     asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\tselp.s32 %0, 1, 0, p;\n\t}"
@@ -45,6 +27,21 @@ __device__ __forceinline__ bool phase_over(unsigned barrier, int parity) {
                  : "r"(barrier), "r"(parity)
                  : "memory");
     return over;
+}
+
+// Waits for the end of a phase.
+__device__ __forceinline__ void wait_phase(unsigned barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+    int over;
+    do {
+        asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n\tselp.s32 %0, 1, 0, p;\n\t}"
+                     : "=r"(over)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!over);
+#else
+    while (!phase_over(barrier, parity)) continue;
+#endif
 }
 
 // Waits for the THREADS threads (whole warps) that name the same barrier, 1 to 15; 0 is __syncthreads.
@@ -57,14 +54,6 @@ __device__ __forceinline__ void synchronise_some(int name) {
 template <int THREADS>
 __device__ __forceinline__ void announce_some(int name) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "n"(THREADS) : "memory");
-}
-
-// Copies 16 bytes to shared memory, like copy_async; the constant offsets cost no instruction.
-template <int TO_OFFSET, int FROM_OFFSET>
-__device__ __forceinline__ void copy_vector(unsigned to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from), "n"(TO_OFFSET),
-                 "n"(FROM_OFFSET)
-                 : "memory");
 }
 
 // ---- Counts in device memory, between blocks.

@@ -6,7 +6,7 @@
 //
 //   list: 0, 1, 3 + bitmap                 shared memory, kStages buffers
 //   device memory                          +------------+------------+
-//   K, V rows ------ 16-byte cp.async ---> | K (C x W)  | V (C x W)  |   panels, see wgmma.cuh
+//   K, V rows ------ 16-byte cp.async ---> | K (C x W)  | V (C x W)  |   panels, see panels.cuh
 //                                          +------------+------------+
 //   Q (64 x W a warpgroup) -- product --> scores (64 x C, float32)   |  transposed
 //                                              | bitmap, running maximum, exp2
@@ -22,8 +22,8 @@
 // Copies are the job of all threads, or of a warpgroup of its own (kLoader), whose registers the others take over. With
 // a loader, warpgroups take turns in issuing products, so that one's softmax runs beside another's products.
 //
-// Where there are few tiles, the thread blocks of a cluster, its ranks, share one of 64 rows (kRanks): each takes every so
-// manieth column block. Then each has some warps' rows to finish, and gives what it found of the others' to those ranks:
+// Where there are few tiles, the thread blocks of a cluster, its ranks, share one of 64 rows (kRanks): each takes every
+// kRanks-th column block. Then each has some warps' rows to finish, and gives what it found of the others' to those ranks:
 //
 //   rank 0   column blocks 0, 4, ... | gives rows 16 to 63        | waits for rows 0 to 15 of the others, merges, stores
 //   rank 1   column blocks 1, 5, ... | gives rows 0 to 15, 32 ... | the same of rows 16 to 31
@@ -35,7 +35,7 @@
 #include "block_copy.cuh"
 #include "block_warpgroup.cuh"
 
-namespace atoffer {
+namespace atoffer::block {
 
 // `count` blocks of a task, for one warpgroup: every kRanks-th from `entries` on. `first_bitmaps` are those of the first
 // two. `feed(i)` is called once for each block i, while products run.
@@ -47,13 +47,13 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
     const auto release = [&](int stage) {
         if (warpgroup.lane == 0) arrive(ring.emptied(stage));
     };
-    Place<Block::kStages> here;
+    RingPosition<Block::kStages> here;
     int bitmap = first_bitmaps.x, next_bitmap = first_bitmaps.y;
 
     if (bitmap >= 0) warpgroup.fetch_bitmap(bitmaps, bitmap);
-    wait_phase(ring.keys_here(here.stage), here.parity);
+    wait_phase(ring.keys_here(here.at), here.parity);
     fence_shared();
-    warpgroup.issue_scores(ring.keys(here.stage));
+    warpgroup.issue_scores(ring.keys(here.at));
     feed(0);
     wait_products<0>();
     pin(warpgroup.scores);
@@ -64,17 +64,17 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
     Turns<Shape>::begin(warpgroup.group);
 
     for (int i = 1; i < count; ++i) {
-        Place<Block::kStages> next = here;
+        RingPosition<Block::kStages> next = here;
         next.advance();
         bitmap = next_bitmap;
         next_bitmap = entries[(i + 1) * Block::kRanks].bitmap;
         if (bitmap >= 0) warpgroup.fetch_bitmap(bitmaps, bitmap);
-        wait_phase(ring.keys_here(next.stage), next.parity);
-        wait_phase(ring.values_here(here.stage), here.parity);
+        wait_phase(ring.keys_here(next.at), next.parity);
+        wait_phase(ring.values_here(here.at), here.parity);
         fence_shared();
         Turns<Shape>::await(warpgroup.group);
-        warpgroup.issue_scores(ring.keys(next.stage));
-        warpgroup.issue_sum(ring.values(here.stage));
+        warpgroup.issue_scores(ring.keys(next.at));
+        warpgroup.issue_sum(ring.values(here.at));
         Turns<Shape>::pass_on(warpgroup.group);
         feed(i);
         wait_products<1>();
@@ -86,14 +86,14 @@ __device__ __forceinline__ void attend(Warpgroup<Shape>& warpgroup, const Ring<S
         pin(warpgroup.sum);
         pin(warpgroup.probabilities);
         __syncwarp();
-        release(here.stage);
+        release(here.at);
         if (rescales) warpgroup.rescale(factor);
         warpgroup.pack_probabilities();
         here = next;
     }
-    wait_phase(ring.values_here(here.stage), here.parity);
+    wait_phase(ring.values_here(here.at), here.parity);
     fence_shared();
-    warpgroup.issue_sum(ring.values(here.stage));
+    warpgroup.issue_sum(ring.values(here.at));
     wait_products<0>();
     pin(warpgroup.sum);
 }
@@ -192,4 +192,4 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
                     ring.base + warp * kWarpRows * Block::kRowVectors * kVectorBytes);
 }
 
-}  // namespace atoffer
+}  // namespace atoffer::block

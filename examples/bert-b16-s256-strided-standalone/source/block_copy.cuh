@@ -3,7 +3,7 @@
 
 #include "block_layout.cuh"
 
-namespace atoffer {
+namespace atoffer::block {
 
 // One thread's part: always the same 8 channels, of every kStep-th column.
 template <class Shape>
@@ -24,7 +24,7 @@ struct Copier {
     // block's keys, where a rule says what is needed, else of the first block's.
     int query_at, key_at;
     unsigned first_query, first_key;  // addresses of where these vectors come, keys in the first stage
-    Place<Block::kStages> place;
+    RingPosition<Block::kStages> place;
     // Where a rule says what is needed: the first column of the block to be copied next, and that before which all are
     // needed.
     int first_column, end;
@@ -77,17 +77,17 @@ struct Copier {
 
     // Begins to copy the next block as soon as its buffer is free.
     __device__ __forceinline__ void copy() {
-        wait_phase(ring.emptied(place.stage), place.parity ^ 1);
+        wait_phase(ring.emptied(place.at), place.parity ^ 1);
         copy_to_empty();
     }
 
     // The same where the buffer was never used.
     __device__ __forceinline__ void copy_to_empty() {
-        const unsigned to = first_key + place.stage * 2 * Block::kMatrixBytes;
+        const unsigned to = first_key + place.at * 2 * Block::kMatrixBytes;
         copy_matrix(to, 0);
-        arrive_with_copies(ring.keys_here(place.stage));
+        arrive_with_copies(ring.keys_here(place.at));
         copy_matrix(to + Block::kMatrixBytes, Block::kWidth);
-        arrive_with_copies(ring.values_here(place.stage));
+        arrive_with_copies(ring.values_here(place.at));
         place.advance();
         if constexpr (Block::kReach == kListed) {
             entry = next_entry;
@@ -142,4 +142,4 @@ private:
     }
 };
 
-}  // namespace atoffer
+}  // namespace atoffer::block

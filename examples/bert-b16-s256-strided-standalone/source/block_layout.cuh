@@ -4,9 +4,10 @@
 #include "barriers.cuh"
 #include "cluster.cuh"
 #include "registers.cuh"
+#include "ring.cuh"
 #include "wgmma.cuh"
 
-namespace atoffer {
+namespace atoffer::block {
 
 constexpr int kWarpgroupRows = 64;
 constexpr int kWarpRows = 16;
@@ -62,7 +63,8 @@ struct Blocking {
     static constexpr int kQueryBytes = Shape::kSharedQueries ? kGroups * kPanels * kQueryPanelBytes : 0;
 
     // Shared memory, from a multiple of 1024 bytes on: queries, keys and values of each stage, barriers; partial results,
-    // those of the other ranks for the rows that this one finishes. The stages hold what is stored in the end.
+    // those of the other ranks for the rows that this one finishes. Queries and stages make room for what is stored in
+    // the end.
     static constexpr int kStagesAt = kQueryBytes;
     static constexpr int kBarriersAt = kStagesAt + kStages * 2 * kMatrixBytes;
     static constexpr int kPartialBarrierAt = kBarriersAt + kStages * 3 * kBarrierBytes;
@@ -83,8 +85,9 @@ struct Blocking {
     static_assert(kStoreBarrier < 16, "there are 16 named barriers");
     static_assert(kRanks == 1 || (kGroups == 1 && !Shape::kLoader),
                   "ranks that share rows have one warpgroup, which copies for itself");
+    static_assert(kWarpgroupSize / kWarpSize % kRanks == 0, "each rank finishes as many warps' rows as the others");
     static_assert(2 * kRanks <= kEndEntries, "what is read ahead of a list's end is there");
-    static_assert(kRows * kRowVectors * kVectorBytes <= kBarriersAt, "a ring has room for the tile's results");
+    static_assert(kRows * kRowVectors * kVectorBytes <= kBarriersAt, "queries and stages have room for the tile's results");
     static_assert(Shape::kLoader || (kRows - kWarpgroupRows + kColumns - 1) / kColumns <= kAhead,
                   "a warpgroup that ends at its diagonal has begun all copies that the others wait for");
 };
@@ -135,18 +138,6 @@ struct Ring {
             start_barrier(partials_here(), 1);
             arrive_expecting(partials_here(), Block::kPartialsBytes);
         }
-    }
-};
-
-// Where in the ring a reader or writer is; the parity flips at every round.
-template <int STAGES>
-struct Place {
-    int stage = 0;
-    unsigned parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
-        if (stage == 0) parity ^= 1;
     }
 };
 
@@ -209,4 +200,4 @@ struct Task {
     }
 };
 
-}  // namespace atoffer
+}  // namespace atoffer::block

@@ -4,7 +4,7 @@
 #include "block_layout.cuh"
 #include "pairs.cuh"
 
-namespace atoffer {
+namespace atoffer::block {
 
 // Transposes 4 x 4 registers over the four lanes of a quad: afterwards lane c holds in x[i] what lane i held in x[c].
 // A vector of 8 elements is 4 pairs: this turns whole vectors, one a lane, into the pairs that products take.
@@ -360,4 +360,4 @@ struct Turns {
     }
 };
 
-}  // namespace atoffer
+}  // namespace atoffer::block

@@ -188,6 +188,14 @@ __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool v
     }
 }
 
+// Copies 16 bytes; the constant offsets cost no instruction.
+template <int TO_OFFSET, int FROM_OFFSET = 0>
+__device__ __forceinline__ void copy_vector(unsigned to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from), "n"(TO_OFFSET),
+                 "n"(FROM_OFFSET)
+                 : "memory");
+}
+
 // Closes a group of copies.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -1,4 +1,4 @@
-// Registers that warps give to others of their block, from sm_90a on: every warp of a warpgroup gives some back, or waits
+// Registers that warps give to others of their block, on sm_90a alone: every warp of a warpgroup gives some back, or waits
 // for some that others gave back. On other chips all keep what they have.
 #pragma once
 

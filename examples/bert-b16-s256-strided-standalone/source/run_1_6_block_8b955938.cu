@@ -16,7 +16,7 @@ struct Shape {
 extern "C" __global__ void
 __launch_bounds__(128, 3) block_attention_1_6(const Shape::Element* __restrict__ qkv,
     const Shape::Element* __restrict__ bias,
-    const atoffer::Entry<Shape>* __restrict__ lists, const unsigned* __restrict__ bitmaps,
+    const atoffer::block::Entry<Shape>* __restrict__ lists, const unsigned* __restrict__ bitmaps,
     Shape::Element* __restrict__ result) {
-    atoffer::block_attention<Shape>(qkv, bias, lists, bitmaps, result);
+    atoffer::block::block_attention<Shape>(qkv, bias, lists, bitmaps, result);
 }
