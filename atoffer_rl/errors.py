@@ -29,8 +29,12 @@ class LaunchError(AtofferError):
     """A kernel or library call could not be launched."""
 
 
+class DisturbedTiming(LaunchError):
+    """Other work on the GPU left nothing to be told."""
+
+
 class DeviceUnavailable(AtofferError):
-    """Live measurement was asked for where there is no usable GPU."""
+    """Live measurement was asked for where there is no usable GPU, or its processes cannot be started."""
 
 
 class NotRecorded(AtofferError):

@@ -20,6 +20,8 @@ LONGEST_US, LONGEST_SECONDS = 1e10, 1e7
 LONGEST_QUOTE = 60
 TRANSIENT = "transient"
 """In the detail of a failure that says nothing of what was asked: it is to be measured again."""
+ANCHORS_DISAGREED = "anchors_disagreed"
+"""In the detail of a trial that was taken while anchors disagreed: how often it was taken."""
 
 
 class Status(Enum):
@@ -163,7 +165,7 @@ class Trial:
 
     @property
     def transient(self) -> bool:
-        """Whether it failed for a reason that passes, so that it is a note and answers nothing."""
+        """Whether it failed for a reason that passes: a store does not answer with it, whoever asks measures again."""
         return not self.ok and bool(self.detail.get(TRANSIENT))
 
     @property

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from atoffer_rl.errors import CompileError
+from atoffer_rl.errors import CompileError, DeviceUnavailable
 from atoffer_rl.kernels.child import Child, End, JobMaker
 from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.program import KernelProgram
 
 COMPILE_LIMIT_SECONDS = 60.0
-UNANSWERED = "no answer of the compiler: "
-"""How a reason begins that is not the compiler's own: it may answer another time."""
 Compile: TypeAlias = Callable[[KernelProgram, str], bytes]
 
 
@@ -27,12 +25,14 @@ class Compiled:
         cubin: The machine code; None if there is none.
         reason: Why there is none, in one line.
         seconds: How long the compiler took.
+        answered: Whether the reason is the compiler's own; else it may answer another time.
     """
 
     token: Any
     cubin: bytes | None
     reason: str
     seconds: float
+    answered: bool = True
 
 
 def make_compile_job() -> tuple[Callable[[tuple[KernelProgram, str]], tuple[bytes | None, str, float]], None]:
@@ -81,7 +81,11 @@ class CompilePool:
         return len(self._queue) + len(self._tokens)
 
     def submit(self, token: Any, program: KernelProgram, arch: str) -> None:
-        """Have `program` compiled for `arch`; `collect` names the result by `token`."""
+        """Have `program` compiled for `arch`; `collect` names the result by `token`.
+
+        Raises:
+            DeviceUnavailable: If no process can be started.
+        """
         # A plan is made where it is read; it need not travel, and may not be able to.
         self._queue.append((token, replace(program, plan=dict), arch))
         self._dispatch()
@@ -91,8 +95,14 @@ class CompilePool:
             if not self._queue:
                 return
             if not child.busy:
-                token, program, arch = self._queue.popleft()
-                child.submit((program, arch), self._limit_seconds)
+                token, program, arch = self._queue[0]
+                try:
+                    child.submit((program, arch), self._limit_seconds)
+                except DeviceUnavailable:
+                    if self._tokens:
+                        return  # the processes that there are take it later
+                    raise
+                self._queue.popleft()
                 self._tokens[child] = token
 
     @property
@@ -116,12 +126,13 @@ class CompilePool:
             if outcome.end is End.ANSWERED:
                 ended.append(Compiled(token, *outcome.value))
             else:
-                ended.append(Compiled(token, None, self._blame(outcome.end, outcome.reason), 0.0))
+                ended.append(Compiled(token, None, self._blame(outcome.end, outcome.reason), 0.0, answered=False))
         self._dispatch()
         return ended
 
     def _blame(self, end: End, reason: str) -> str:
-        return UNANSWERED + (f"it took longer than {self._limit_seconds:g} s" if end is End.LATE else reason)
+        cause = f"it took longer than {self._limit_seconds:g} s" if end is End.LATE else reason
+        return f"no answer of the compiler: {cause}"
 
     def kill(self) -> None:
         """Drop all jobs and end all processes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atoffer_rl.kernels.child import first_line
-from atoffer_rl.kernels.compile_pool import CompilePool
+from atoffer_rl.kernels.compile_pool import Compiled, CompilePool
 from atoffer_rl.kernels.cubin_cache import CubinCache, program_hash
 from atoffer_rl.kernels.program import KernelProgram, Program
 from atoffer_rl.kernels.worker import ProgramOf
@@ -68,7 +68,7 @@ class Preparation:
         self._arch = arch
         self._waiting: dict[Path, list[Item]] = {}
         self.ready: deque[Item] = deque()
-        self.failed: deque[tuple[Item, str]] = deque()
+        self.failed: deque[tuple[Item, Compiled]] = deque()
 
     @property
     def has_room(self) -> bool:
@@ -129,7 +129,7 @@ class Preparation:
             for item in self._waiting.pop(path):
                 item.compile_seconds += compiled.seconds
                 if compiled.cubin is None:
-                    self.failed.append((item, compiled.reason))
+                    self.failed.append((item, compiled))
                     continue
                 item.cubins[path] = compiled.cubin
                 if item.ready:

@@ -14,7 +14,7 @@ import numpy as np
 from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels.anchors import DRIFT, drift
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.kernels.measurers.batch import never
+from atoffer_rl.kernels.measurers.batch import MOST_TAKES, never
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.space import load_space
 from atoffer_rl.kernels.timing import MIN_REPLAYS
@@ -23,7 +23,7 @@ from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.shortest_path import CutGraph, best_schemes
 from atoffer_rl.table_summary import FINALISTS, latencies, scheme_sum_us
-from atoffer_rl.trial import Answers, ForwardRequest, Request, SegmentRequest, Trial, request_key
+from atoffer_rl.trial import ANCHORS_DISAGREED, Answers, ForwardRequest, Request, SegmentRequest, Trial, request_key
 from atoffer_rl.workload import Workload
 
 BEST_CHOICES = 3
@@ -179,7 +179,7 @@ class _Recorder:
 
     def _note(self, trial: Trial) -> None:
         self._answer_with(self._pooled(trial))
-        self.measured += 1
+        self.measured += ANCHORS_DISAGREED not in trial.detail  # else it was counted when it was taken
         self._noted.add(trial.answers)
         self._progress(self._phase[0], self._done, self._phase[1])
 
@@ -199,9 +199,12 @@ class _Recorder:
         return pooled
 
     def _lacks(self, request: Request) -> bool:
-        """Whether `request` is to be measured: it never was, or something that passes was in the way."""
+        """Whether `request` is to be measured: it never was, or something that passes was in the way.
+
+        That anchors disagreed passes, too, until a trial has been taken often enough.
+        """
         trial = self._trials.get(request_key(request))
-        return trial is None or trial.transient
+        return trial is None or trial.transient or trial.detail.get(ANCHORS_DISAGREED, MOST_TAKES) < MOST_TAKES
 
     @property
     def _done(self) -> int:
@@ -344,11 +347,13 @@ def replaces(trial: Trial, earlier: Trial) -> bool:
     """Whether `trial`, the newer of two of one table, answers in place of `earlier`.
 
     A transient failure replaces no answer. A latency of fewer samples replaces none of more: it is the round of a
-    finalist that was cut short before it was joined with the rounds before.
+    finalist that was cut short before it was joined with the rounds before. Any replaces what was taken while anchors
+    disagreed.
     """
     if trial.transient:
         return earlier.transient
-    return not (trial.ok and earlier.ok and len(trial.samples_us) < len(earlier.samples_us))
+    fewer = trial.ok and earlier.ok and len(trial.samples_us) < len(earlier.samples_us)
+    return not fewer or ANCHORS_DISAGREED in earlier.detail
 
 
 def doubtful(latencies_us: Mapping[Choice, float]) -> list[Choice]:

@@ -13,7 +13,7 @@ from math import ceil, inf
 from statistics import median
 from typing import Any, TypeAlias
 
-from atoffer_rl.errors import LaunchError
+from atoffer_rl.errors import DisturbedTiming, LaunchError
 from atoffer_rl.kernels.launch import Launchable
 from atoffer_rl.tensors import ALIGNMENT_BYTES
 
@@ -27,10 +27,6 @@ COLD_FACTOR = 2
 NEIGHBOUR_REPLAYS = 200
 ATTEMPTS = 3
 Launch: TypeAlias = Callable[[], None]
-
-
-class DisturbedTiming(LaunchError):
-    """Other work on the GPU left nothing to be told."""
 
 
 @dataclass(frozen=True)

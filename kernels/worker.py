@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from atoffer_rl.device import DeviceSpec
+from atoffer_rl.errors import DisturbedTiming
 from atoffer_rl.kernels.anchors import STREAM_BYTES, anchor_programs
 from atoffer_rl.kernels.child import JobMaker, first_line
 from atoffer_rl.kernels.neighbour import load_neighbour
@@ -16,7 +17,6 @@ from atoffer_rl.kernels.program import Program
 from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.kernels.timing import (
     MIN_REPLAYS,
-    DisturbedTiming,
     Neighbour,
     SegmentContext,
     Timing,
@@ -38,6 +38,8 @@ ProgramOf: TypeAlias = Callable[[Workload, Choice], Program]
 SPIN_SECONDS = 0.1
 WARM_SECONDS = 1.0
 IDLE_SECONDS = 0.2
+CONTEXT_BYTES = 2 * 2**30
+"""More than a process's own context and libraries take of the GPU's memory."""
 CONTEXTS, VERIFIERS = 4, 2
 """Of the last runs so many are ready to be timed, and to be verified: compilers finish a little out of order."""
 
@@ -272,7 +274,7 @@ class GpuWorker:
     def _failure(self, error: Exception) -> Measured:
         if self._context_broken():
             return Measured(Status.CRASHED, first_line(error), broken=True)
-        passes = isinstance(error, DisturbedTiming) or lacks_memory(error)
+        passes = isinstance(error, DisturbedTiming) or (lacks_memory(error) and self._others_hold_memory())
         return Measured(Status.LAUNCH_FAILED, first_line(error), detail={TRANSIENT: True} if passes else {})
 
     def _free_memory(self) -> None:
@@ -286,6 +288,14 @@ class GpuWorker:
         gc.collect()
         torch.cuda.empty_cache()
         self._cupy.get_default_memory_pool().free_all_blocks()
+
+    def _others_hold_memory(self) -> bool:
+        """Whether other processes hold much of the GPU's memory; else what lacks memory will never fit."""
+        import torch
+
+        free, total = self._cupy.cuda.runtime.memGetInfo()
+        own = self._cupy.get_default_memory_pool().total_bytes() + torch.cuda.memory_reserved()
+        return bool(total - free - own > CONTEXT_BYTES)
 
     def _context_broken(self) -> bool:
         """Whether the last error is sticky: it comes again from a call that cannot fail otherwise."""

@@ -9,10 +9,9 @@ from typing import TypeAlias
 from atoffer_rl.errors import DeviceUnavailable
 from atoffer_rl.kernels.anchors import AnchorWatch
 from atoffer_rl.kernels.child import Child, End, Outcome
-from atoffer_rl.kernels.compile_pool import UNANSWERED
 from atoffer_rl.kernels.preparation import Item, Preparation, rendering_failure
 from atoffer_rl.kernels.worker import AnchorTask, ForwardTask, Measured, SegmentTask
-from atoffer_rl.trial import TRANSIENT, Request, SegmentRequest, Status, Trial
+from atoffer_rl.trial import ANCHORS_DISAGREED, TRANSIENT, Request, SegmentRequest, Status, Trial
 
 ANCHOR_EVERY = 48
 ANCHOR_LIMIT_SECONDS = 30.0
@@ -70,6 +69,7 @@ class Batch:
         self._current: Item | None = None
         self._since: list[tuple[Item, Measured]] = []
         self._takes: Counter[int] = Counter()
+        self._doubtful: dict[int, Measured] = {}
         self._asked = 0
         self._stopped = False
         self._disagreements = 0
@@ -79,7 +79,7 @@ class Batch:
         """The trial of each request, which comes with the replays to time; fewer if it was told to stop.
 
         Raises:
-            DeviceUnavailable: If the worker cannot be started or time its anchors.
+            DeviceUnavailable: If no process can be started, or the worker cannot time its anchors.
         """
         self._todo = [(index, request, replays) for index, (request, replays) in enumerate(requests)][::-1]
         self._asked = len(requests)
@@ -96,6 +96,9 @@ class Batch:
         """Drop what the worker has not begun: after a change of the machine it would belong to another table."""
         self._stopped = True
         self._todo.clear()
+        for item in self._preparation.ready:
+            if item.index in self._doubtful:
+                self._doubt(item, self._doubtful.pop(item.index))
         self._preparation.abandon()
         under_way = int(self._worker.busy and self._current is not None and self._current.index not in self._trials)
         self._asked = len(self._trials) + under_way
@@ -158,10 +161,10 @@ class Batch:
     def _collect(self) -> None:
         self._preparation.collect()
         while self._preparation.failed:
-            item, reason = self._preparation.failed.popleft()
+            item, compiled = self._preparation.failed.popleft()
             if item.index not in self._trials:
-                detail = {TRANSIENT: True} if reason.startswith(UNANSWERED) else {}
-                self._finish(item, Measured(Status.COMPILE_FAILED, reason, detail=detail))
+                detail = {} if compiled.answered else {TRANSIENT: True}
+                self._finish(item, Measured(Status.COMPILE_FAILED, compiled.reason, detail=detail))
         outcome = self._worker.outcome()
         if outcome is None:
             return
@@ -182,6 +185,7 @@ class Batch:
         if outcome.end is not End.ANSWERED:
             measured = Measured(STATUS_OF[outcome.end], outcome.reason)
         self._finish(item, measured)
+        self._doubtful.pop(item.index, None)
         self._takes[item.index] += 1
         if measured.status is Status.OK:
             self._since.append((item, measured))
@@ -208,11 +212,15 @@ class Batch:
     def _take_again(self) -> None:
         """What was measured since the last anchors; clocks that follow the load would have it go on for ever."""
         for item, measured in reversed(self._since):
-            takes = self._takes[item.index]
-            if takes < MOST_TAKES and not self._stopped:
+            if self._takes[item.index] < MOST_TAKES and not self._stopped:
+                self._doubtful[item.index] = measured
                 self._preparation.ready.appendleft(item)
             else:
-                self._finish(item, replace(measured, detail={**measured.detail, "anchors_disagreed": takes}))
+                self._doubt(item, measured)
+
+    def _doubt(self, item: Item, measured: Measured) -> None:
+        """Note in its trial that the item was taken while anchors disagreed."""
+        self._finish(item, replace(measured, detail={**measured.detail, ANCHORS_DISAGREED: self._takes[item.index]}))
 
     def _count_failure(self, reason: str) -> None:
         self._failures += 1

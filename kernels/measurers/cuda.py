@@ -109,7 +109,7 @@ class CudaMeasurer:
         """One trial a request, in order; what the store holds is not measured again.
 
         Raises:
-            DeviceUnavailable: If the GPU was lost for good.
+            DeviceUnavailable: If the GPU was lost for good, or a process cannot be started.
             StoreError: If a trial cannot be kept.
         """
         trials = [self.known(request) for request in requests]
@@ -121,7 +121,7 @@ class CudaMeasurer:
         """New trials with `replays` samples, whatever the store holds; fewer once `should_stop` says so.
 
         Raises:
-            DeviceUnavailable: If the GPU was lost for good.
+            DeviceUnavailable: If the GPU was lost for good, or a process cannot be started.
             StoreError: If a trial cannot be kept.
         """
         try:
@@ -134,7 +134,7 @@ class CudaMeasurer:
         """Time the anchors now.
 
         Raises:
-            DeviceUnavailable: If the GPU was lost for good.
+            DeviceUnavailable: If the GPU was lost for good, or a process cannot be started.
         """
         try:
             self._batch().time_anchors()

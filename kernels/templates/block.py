@@ -141,10 +141,10 @@ class BlockTemplate:
         )
 
 
-def _group_blocks(plan: BlockPlan, seq_len: int, values: Mapping[str, int] | Choice) -> int:
+def _group_blocks(plan: BlockPlan, seq_len: int, choice: Choice) -> int:
     """Column blocks that all warpgroups multiply: see `count_of` of block_layout.cuh."""
     groups = plan.tile_rows // GROUP_ROWS
-    if plan.reach is not Reach.DIAGONAL or values["loader"]:
+    if plan.reach is not Reach.DIAGONAL or choice["loader"]:
         return plan.blocks * groups
     ends = np.arange(-(-seq_len // plan.tile_rows) * groups) * GROUP_ROWS + GROUP_ROWS
     return len(plan.lists) * int((-(-np.minimum(ends, seq_len) // plan.columns)).sum())

@@ -63,8 +63,8 @@ ITEMS, ROWS, ORDERS, COLUMNS, STEPS_OF_ITEMS, LIMITS = (
 SCRATCH_NAMES = ("gather_sums", "gather_weights", "gather_counts")
 MULTIPROCESSORS = 132
 """Of a large card. A smaller one executes as many blocks, just not all of them at a time."""
-ITEMS_AT_ONCE = 640
-"""Items that a large card works on at a time, about, with those that are being copied."""
+PARTIAL_ITEMS_AT_ONCE = 640
+"""Of a group of heads, where most final items merge: with 400, 1,000 and 1,400 it took longer."""
 COPY_WARPS = (1, 2, 4)
 RENDERED = ("tile_rows", "chunk", "step", "warps", "copy_warps", "slots", "buffers", "blocks")
 """Parameters that the source names as they are; order and pieces go into the plan."""
@@ -349,13 +349,13 @@ def _in_turn(workload: Workload, values: Mapping[str, int], plan: GatherPlan) ->
 def _group_heads(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
     """Heads whose items are taken together, a divisor of all heads.
 
-    Enough that partial items are done, or well under way, when final ones begin to wait for them; where there are none,
-    that items in turn fill half of the card.
+    Where most final items merge, enough that their partial items keep the card busy. Else, where there are partial
+    ones, two items for each block that it executes at a time; where there are none, one for every other block.
     """
-    heads, at_once = workload.batch * workload.heads, values["blocks"] * MULTIPROCESSORS
-    items, wanted = plan.items, 2 * at_once if plan.partial_items else at_once // 2
+    heads, blocks = workload.batch * workload.heads, values["blocks"] * MULTIPROCESSORS
+    items, wanted = plan.items, 2 * blocks if plan.partial_items else blocks // 2
     if plan.most_merge:
-        items, wanted = plan.partial_items, ITEMS_AT_ONCE
+        items, wanted = plan.partial_items, PARTIAL_ITEMS_AT_ONCE
     enough = -(-wanted // items)
     return next(size for size in range(min(enough, heads), heads + 1) if heads % size == 0)
 
@@ -363,7 +363,9 @@ def _group_heads(workload: Workload, values: Mapping[str, int], plan: GatherPlan
 def _plan_arrays(workload: Workload, values: Mapping[str, int]) -> dict[str, PlanArray]:
     plan = _plan(workload, values)
     arrays: dict[str, PlanArray] = {ITEMS: plan.headers, ROWS: plan.rows, ORDERS: plan.orders, COLUMNS: plan.columns}
-    arrays |= {STEPS_OF_ITEMS: _steps(plan, _row_bytes(workload)), LIMITS: _limits(plan)}
+    arrays[STEPS_OF_ITEMS] = _steps(plan, _row_bytes(workload))
+    if workload.padded:
+        arrays[LIMITS] = _limits(plan)
     return {name: arrays[name] for name in _plan_names(workload, plan)}
 
 

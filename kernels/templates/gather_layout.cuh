@@ -9,7 +9,7 @@
 namespace atoffer::gather {
 
 constexpr int kFragmentRows = 16;    // rows of an mma result, and its depth
-constexpr int kMmaColumns = 8;  // columns of an mma result
+constexpr int kMmaColumns = 8;       // columns of an mma result
 constexpr int kGroupColumns = 16;    // columns that an ldmatrix takes in: the depth of the product with V
 constexpr int kGroupBits = 8;        // mask bits that a lane needs of a group
 constexpr int kBlockColumns = 64;    // columns of a fragment that a lane's mask word covers: 4 groups
@@ -98,8 +98,8 @@ struct Tiling {
 
     static constexpr int kDepthSteps = kRowVectors / 2;  // mma steps over a head's channels
     static constexpr int kGroups = kStep / kGroupColumns;
-    static constexpr int kScoreTiles = kStep / kMmaColumns;    // mma results across a step's columns
-    static constexpr int kSumTiles = kChannels / kMmaColumns;  // mma results across the channels
+    static constexpr int kScoreTiles = kStep / kMmaColumns;         // mma results across a step's columns
+    static constexpr int kSumTiles = kChannels / kMmaColumns;       // mma results across the channels
     static constexpr int kPartialFloats = 4 * kSumTiles + 4;        // a lane's sums, bases and totals
     static constexpr int kLaneVectors = kRowVectors / kQuad;        // of a row's channels, those that a lane holds
     static constexpr bool kExact = kSame<Element, float>;           // partial results are kept with all their bits
@@ -185,10 +185,10 @@ struct HeadItem {
 };
 
 // What ticket `number` stands for. Heads go in groups of kGroupHeads, so that keys and values are still in the cache when
-// they are read again. In turn: each item of all of them, then the next. Partial items come first, so that few final items
-// wait; then the longest (computed ones: those of the last rows), so that the last to be taken are short and blocks end
-// alike. Not in turn: each head's partial items, then each head's final ones. So where most final items merge, the shelves
-// of the first heads are ready while those of the others are being filled.
+// they are read again. In turn: each item of all of them, then the next. Partial items come first, then the longest
+// (computed ones: those of the last rows), and last those that merge, so that blocks end alike and few wait. Not in turn:
+// each head's partial items, then each head's final ones. So where most final items merge, the shelves of the first heads
+// are ready while those of the others are being filled.
 template <class Shape>
 __device__ __forceinline__ HeadItem head_item_of(int number) {
     constexpr int kHeads = Shape::kGroupHeads, kPartial = Shape::kPartialItems, kFinals = Shape::kItems - kPartial;
@@ -197,7 +197,9 @@ __device__ __forceinline__ HeadItem head_item_of(int number) {
         return {first_head + at % kHeads, at / kHeads};
     } else {
         const int final_at = at - kHeads * kPartial;
-        if (final_at < 0) return {first_head + at / kPartial, at % kPartial};
+        if constexpr (kPartial > 0) {
+            if (final_at < 0) return {first_head + at / kPartial, at % kPartial};
+        }
         return {first_head + final_at / kFinals, kPartial + final_at % kFinals};
     }
 }

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "machine.h"
 
@@ -159,6 +160,10 @@ template <int TO_OFFSET, int FROM_OFFSET = 0>
 void copy_vector(unsigned to, const void* from) {
     emulation::copy_later(to + TO_OFFSET, static_cast<const char*>(from) + FROM_OFFSET, 16, true);
 }
+
+constexpr int kLineBytes = 128;
+
+inline void discard_line(void* line) { std::memset(line, 0xff, kLineBytes); }  // NaN, whoever reads it
 
 inline void finish_copies() { emulation::finish_copies(); }
 

@@ -1,12 +1,15 @@
 """Compilers: several at once, under a time limit; a crash costs one job."""
 
+import errno
 from collections.abc import Iterable
 from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 
 import pytest
 
 from atoffer_rl.kernels.anchors import anchor_programs
-from atoffer_rl.kernels.compile_pool import UNANSWERED, Compiled, CompilePool
+from atoffer_rl.kernels.compile_pool import Compiled, CompilePool
 from atoffer_rl.kernels.program import KernelProgram
 from tests.kernels import planted_jobs
 from tests.kernels.paths import ROOT
@@ -33,11 +36,27 @@ def test_crashing_and_hanging_compilers_cost_their_own_jobs(monkeypatch: pytest.
     ended = compile_all(pool, map(toy, kinds))
     pool.kill()
     assert [ended[index].cubin is not None for index in range(6)] == [False, False, True, False, True, True]
-    assert [ended[index].reason.startswith(UNANSWERED) for index in range(6)] == [True, True] + [False] * 4
+    assert [ended[index].answered for index in range(6)] == [False, False] + [True] * 4
     assert "longer than 3 s" in ended[0].reason
     assert "SIGSEGV" in ended[1].reason
     assert ended[3].reason == "error: expected a ;"
     assert ended[2].seconds == 0.25
+
+
+def test_a_process_that_cannot_be_started_leaves_its_job_to_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    start = SpawnProcess.start
+
+    def refuse_the_second(process: BaseProcess) -> None:
+        if process.name.endswith("1"):
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", refuse_the_second)
+    pool = CompilePool(2, make_job=planted_jobs.make_compiler)
+    ended = compile_all(pool, map(toy, [0, 1, 0]))
+    pool.kill()
+    assert all(ended[index].cubin is not None for index in range(3))
 
 
 def test_real_kernels_compile_and_wrong_ones_are_refused() -> None:

@@ -167,6 +167,13 @@ def test_trials_that_cannot_be_taken_again_say_that_anchors_disagreed(make: Make
     assert asked(tmp_path).count("anchor") == 2
 
 
+def test_trials_that_are_dropped_before_they_are_taken_again_say_that_anchors_disagreed(make: Make) -> None:
+    measurer = make(anchors_us=(10.0, 11.0, 10.0))
+    measurer.should_stop = lambda: len(measurer.watch.samples) >= 2
+    trials = measurer.measure_again([request(planted_jobs.GOOD, number) for number in range(3)])
+    assert [trial.detail for trial in trials] == [{"anchors_disagreed": 1}] * 3
+
+
 SEARCH = """
 import sys
 from pathlib import Path

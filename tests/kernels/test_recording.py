@@ -156,6 +156,7 @@ def test_what_answers_of_two_trials() -> None:
     assert not any(replaces(passing, earlier) for earlier in (few, many, failed))
     assert replaces(passing, passing)
     assert replaces(failed, passing)
+    assert replaces(few, replace(many, detail={"anchors_disagreed": 1}))
 
 
 def test_failures_that_pass_are_measured_again_by_the_next_call(
@@ -176,6 +177,16 @@ def test_failures_that_pass_are_measured_again_by_the_next_call(
     assert second.table is not None
     assert second.table.segments(FIRST)[disturbed].ok
     assert record_table(measurer, [FIRST], "toy", forwards=2, folder=tmp_path).measured == 0
+
+
+def test_what_anchors_disagreed_about_is_measured_again_by_the_next_call(make: Make, tmp_path: Path) -> None:
+    measurer = make()
+    first = record_table(measurer, [FIRST], "toy", forwards=2, folder=tmp_path)
+    assert first.table is not None
+    good = next(trial for trial in first.table.segments(FIRST).values() if trial.ok)
+    for takes, again in ((1, True), (3, False)):  # three takes are all there are
+        measurer.store.add(replace(good, detail={"anchors_disagreed": takes}))
+        assert (record_table(measurer, [FIRST], "toy", forwards=2, folder=tmp_path).measured > 0) == again
 
 
 def test_other_anchors_begin_another_table(make: Make, tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from atoffer_rl.errors import LaunchError
-from atoffer_rl.kernels.timing import DisturbedTiming
+from atoffer_rl.errors import DisturbedTiming, LaunchError
 from atoffer_rl.kernels.worker import AnchorTask, GpuWorker, Measured, Task
 from atoffer_rl.trial import TRANSIENT, Status
 
@@ -19,9 +18,10 @@ MEMORY = [
 class PlantedWorker(GpuWorker):
     """A worker without a GPU whose attempts end in `errors`, one by one, then in a latency."""
 
-    def __init__(self, *errors: Exception, broken: bool = False) -> None:
+    def __init__(self, *errors: Exception, broken: bool = False, others: bool = False) -> None:
         self.errors = list(errors)
         self.broken = broken
+        self.others = others
         self.freed = 0
 
     def _do(self, task: Task) -> Measured:
@@ -35,15 +35,20 @@ class PlantedWorker(GpuWorker):
     def _context_broken(self) -> bool:
         return self.broken
 
+    def _others_hold_memory(self) -> bool:
+        return self.others
+
 
 @pytest.mark.parametrize("text", MEMORY)
-def test_a_lack_of_memory_is_met_by_freeing_it_once(text: str) -> None:
+@pytest.mark.parametrize(("others", "detail"), [(True, {TRANSIENT: True}), (False, {})])
+def test_a_lack_of_memory_is_met_by_freeing_it_once(text: str, others: bool, detail: dict[str, bool]) -> None:
+    """What still lacks it then will never fit, unless others hold it."""
     worker = PlantedWorker(RuntimeError(text))
     assert worker.answer(TASK).status is Status.OK
     assert worker.freed == 1
-    worker = PlantedWorker(RuntimeError(text), RuntimeError(text))
+    worker = PlantedWorker(RuntimeError(text), RuntimeError(text), others=others)
     answer = worker.answer(TASK)
-    assert (answer.status, dict(answer.detail), answer.broken) == (Status.LAUNCH_FAILED, {TRANSIENT: True}, False)
+    assert (answer.status, dict(answer.detail), answer.broken) == (Status.LAUNCH_FAILED, detail, False)
     assert worker.freed == 1
 
 

@@ -63,7 +63,8 @@ def test_only_what_the_kernel_reads_of_the_plan_is_passed(changes, order, read):
     program = TEMPLATE.program(workload, possible_choice(workload, **LOW, order=order))
     names = tuple(f"gather_{name}" for name in read.split())
     assert tuple(program.plan()) == names
-    assert tuple(name for name in program.arguments if name.startswith("gather_"))[: len(names)] == names
+    scratch = tuple(name for name, _ in program.scratch)
+    assert tuple(name for name in program.arguments if name.startswith("gather_")) == names + scratch
 
 
 @pytest.mark.parametrize(
@@ -324,6 +325,16 @@ def test_shelves_of_many_items_for_each_block_on_gpu(values, dtype):
     workload = Workload(batch=24, seq_len=512, mask="strided", dtype=dtype)
     settings = [{**LOW, "step": 16, "chunk": 32, "buffers": buffers, "blocks": 2} for buffers in (1, 2)]
     assert_all_right([(workload, possible_choice(workload, Run(1, 6), **setting | values)) for setting in settings])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_shelves_of_items_in_turn_on_gpu(dtype):
+    workload = Workload(batch=24, seq_len=512, mask="longformer:window=64,global=16", dtype=dtype)
+    values = {**LOW, "step": 16, "chunk": 32, "blocks": 2, "pieces": 3}
+    choice = possible_choice(workload, Run(1, 6), **values)
+    assert "kInTurn = true" in TEMPLATE.program(workload, choice).source
+    assert_all_right([(workload, choice)])
 
 
 @pytest.mark.parametrize("seq_len", [256, 512, 1024])

@@ -110,6 +110,19 @@ def test_blocks_that_share_items_emulated(assert_emulated, monkeypatch, values, 
     assert kernel.launches == 3
 
 
+@pytest.mark.parametrize(
+    ("mask", "values"), [("strided", {}), ("strided", STEP_WARPS), ("longformer:window=8,global=3", PIECES)]
+)
+def test_items_of_a_group_of_heads_in_turn_emulated(assert_emulated, monkeypatch, mask, values):
+    """Pieces: two partial items a head come before its others, and the one that merges them last."""
+    monkeypatch.setattr(gather, "MULTIPROCESSORS", 4)
+    workload = replace(SMALL, mask=mask, batch=3, seq_len=150)
+    kernel = assert_emulated(workload, possible_choice(workload, Run(2, 6), **values | {"blocks": 2}), 2)
+    assert "kInTurn = true" in kernel.program.source
+    assert "kGroupHeads = 1," not in kernel.program.source
+    assert kernel.program.grid == (8, 1, 1)
+
+
 def launch(kernel, workload, qkv):
     """What `merged` holds after a launch on `qkv`, bit for bit."""
     result = ctypes.create_string_buffer(b"\xff" * (qkv.nbytes // 3), qkv.nbytes // 3)
