@@ -49,6 +49,7 @@ HEADERS = (
     "barriers.cuh",
     "registers.cuh",
     "ring.cuh",
+    "swizzle.cuh",
     "pairs.cuh",
     "tf32.cuh",
     "gather_layout.cuh",

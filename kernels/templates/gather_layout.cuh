@@ -4,7 +4,7 @@
 #include "barriers.cuh"
 #include "registers.cuh"
 #include "ring.cuh"
-#include "common.cuh"
+#include "swizzle.cuh"
 
 namespace atoffer::gather {
 
@@ -18,7 +18,6 @@ constexpr int kOffsetWords = kBlockColumns / 2;           // of a block in the p
 constexpr int kBlockWords = kOffsetWords + kWarpSize;     // then bits
 constexpr float kNoBase = -3e38f;                         // 2^kNoBase is nothing beside any other
 constexpr float kSlackLog2 = 8.0f;                        // exponentials are at most 2^8
-constexpr int kVectorBytes = 16;
 constexpr int kBarrierBytes = 8;
 constexpr int kQuad = 4;  // lanes that share an mma row
 constexpr int kFinal = -1;
@@ -146,30 +145,6 @@ struct Tiling {
                   "computed items are final, and the same for every sequence");
     static_assert(kSharedBytes == Shape::kSharedBytes, "the launch gives the shared memory that is laid out here");
 };
-
-// Byte offset of 16-byte vector `vector` of row `row` in a matrix of ROW_VECTORS vectors a row. The key has digits of
-// the row added up, so that rows a constant step apart, not just neighbours, fall into distinct banks.
-template <int ROW_VECTORS>
-struct Swizzle {
-    static constexpr int kBankRow = 128 / kVectorBytes;  // vectors that span all banks
-    static constexpr int kRowsInBanks = ROW_VECTORS >= kBankRow ? 1 : kBankRow / ROW_VECTORS;
-    static constexpr int kKeys = ROW_VECTORS < kBankRow ? ROW_VECTORS : kBankRow;
-
-    // The key of row a + b, where a is a multiple of a power of two that b is less than, is the sum of theirs.
-    __host__ __device__ static constexpr int key_sum(int row) {
-        const int line = row / kRowsInBanks;
-        return line + line / 8 + line / 16 + line / 32;
-    }
-
-    __host__ __device__ static constexpr int at(int row, int vector, int key_sum) {
-        return (row * ROW_VECTORS + (vector ^ key_sum % kKeys)) * kVectorBytes;
-    }
-};
-
-template <int ROW_VECTORS>
-__device__ __forceinline__ int swizzled(int row, int vector) {
-    return Swizzle<ROW_VECTORS>::at(row, vector, Swizzle<ROW_VECTORS>::key_sum(row));
-}
 
 // The row of all tokens at which a sequence begins.
 template <class Shape>

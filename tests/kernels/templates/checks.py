@@ -1,6 +1,7 @@
 """What the tests of every template check."""
 
 import atexit
+import ctypes
 from functools import cache
 from multiprocessing.connection import wait
 
@@ -83,3 +84,16 @@ def assert_unkept_columns_stay_out(workload, choice):
     assert not clean.isnan().any()
     assert torch.equal(clean, poisoned)
     assert not clean[~keep.any(dim=2)].any()
+
+
+def random_qkv(workload):
+    """Queries, keys and values (batch, seq_len, 3, heads, head_dim), float16."""
+    shape = workload.batch, workload.seq_len, 3, workload.heads, workload.head_dim
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float16)
+
+
+def launch(kernel, workload, qkv):
+    """What `merged` holds after a launch of an emulated kernel on `qkv`, bit for bit."""
+    result = ctypes.create_string_buffer(b"\xff" * (qkv.nbytes // 3), qkv.nbytes // 3)
+    kernel.launch({"qkv": qkv.ctypes.data, "merged": ctypes.addressof(result)})
+    return np.frombuffer(result.raw, qkv.dtype).reshape(workload.batch, workload.seq_len, workload.width)

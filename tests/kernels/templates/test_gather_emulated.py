@@ -1,6 +1,5 @@
 """Gathering attention on an emulated machine."""
 
-import ctypes
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ from atoffer_rl.kernels.templates import gather
 from atoffer_rl.row_order import Order
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
+from tests.kernels.templates.checks import launch, random_qkv
 from tests.kernels.templates.gather_choices import (
     LOW,
     ONE_BUFFER,
@@ -121,18 +121,6 @@ def test_items_of_a_group_of_heads_in_turn_emulated(assert_emulated, monkeypatch
     assert "kInTurn = true" in kernel.program.source
     assert "kGroupHeads = 1," not in kernel.program.source
     assert kernel.program.grid == (8, 1, 1)
-
-
-def launch(kernel, workload, qkv):
-    """What `merged` holds after a launch on `qkv`, bit for bit."""
-    result = ctypes.create_string_buffer(b"\xff" * (qkv.nbytes // 3), qkv.nbytes // 3)
-    kernel.launch({"qkv": qkv.ctypes.data, "merged": ctypes.addressof(result)})
-    return np.frombuffer(result.raw, qkv.dtype).reshape(workload.batch, workload.seq_len, workload.width)
-
-
-def random_qkv(workload):
-    shape = workload.batch, workload.seq_len, 3, workload.heads, workload.head_dim
-    return np.random.default_rng(2).standard_normal(shape).astype(np.float16)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
