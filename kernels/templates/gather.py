@@ -49,7 +49,6 @@ HEADERS = (
     "barriers.cuh",
     "registers.cuh",
     "ring.cuh",
-    "swizzle.cuh",
     "pairs.cuh",
     "tf32.cuh",
     "gather_layout.cuh",

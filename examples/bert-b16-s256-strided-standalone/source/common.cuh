@@ -196,13 +196,6 @@ __device__ __forceinline__ void copy_vector(unsigned to, const void* from) {
                  : "memory");
 }
 
-constexpr int kLineBytes = 128;  // of L2
-
-// Gives up what a line of device memory holds: L2 need not write it back.
-__device__ __forceinline__ void discard_line(void* line) {
-    asm volatile("discard.global.L2 [%0], %1;" ::"l"(line), "n"(kLineBytes) : "memory");
-}
-
 // Closes a group of copies.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
