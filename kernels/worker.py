@@ -15,14 +15,7 @@ from atoffer_rl.kernels.child import JobMaker, first_line
 from atoffer_rl.kernels.neighbour import load_neighbour
 from atoffer_rl.kernels.program import Program
 from atoffer_rl.kernels.registry import template_named
-from atoffer_rl.kernels.timing import (
-    MIN_REPLAYS,
-    Neighbour,
-    SegmentContext,
-    Timing,
-    time_forward,
-    time_launches,
-)
+from atoffer_rl.kernels.timing import MIN_REPLAYS, Neighbour, SegmentContext, Timing, time_forward, time_launches
 from atoffer_rl.operators import LAYER_INPUT, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
