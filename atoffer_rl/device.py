@@ -92,3 +92,17 @@ H100 = DeviceSpec(
     tensor_tflops=790.0,
     float32_tflops=60.0,
 )
+H200 = DeviceSpec(
+    name="NVIDIA H200",
+    arch="sm_90a",
+    multiprocessors=132,
+    shared_bytes_per_block=232_448,
+    shared_bytes_per_multiprocessor=233_472,
+    registers_per_multiprocessor=65_536,
+    l2_bytes=62_914_560,
+    bandwidth_gb_s=4_300.0,
+    tensor_tflops=790.0,
+    float32_tflops=60.0,
+)
+MEASURED = (H100, H200)
+"""Models whose rates were measured, as large copies and products reach them."""

@@ -1,7 +1,7 @@
 r"""Launches one choice of attention a few times on random values, for a profiler to watch.
 
 Example: ncu --set full --launch-skip 2 --launch-count 1 python benchmarks/launch_choice.py \
-    benchmarks/results/mha_paper_h100.json --batch 16 --seq-len 1024 --mask strided
+    benchmarks/results/mha_paper_h200.json --batch 16 --seq-len 1024 --mask strided
 """
 
 import argparse

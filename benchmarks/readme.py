@@ -79,11 +79,11 @@ def output() -> str:
 
 def search() -> str:
     """A picture of the best known latency as the budget is spent."""
-    from atoffer_rl.records import describe
+    from atoffer_rl.records import describe, table_for
     from atoffer_rl.workload import Workload
 
-    found = load("search.json")
-    where = f"{describe(Workload.from_json(found['ppo']['workload']))}, recorded on an H100"
+    workload = Workload.from_json(load("search.json")["ppo"]["workload"])
+    where = f"{describe(workload)}, recorded on {table_for(workload).device.name}"
     return f"![Best known latency over units spent, PPO and random search](docs/search.svg)\n\n{where}, seed 0."
 
 
@@ -141,25 +141,30 @@ def seeds() -> str:
 def attention() -> str:
     """Speedups by cell, of every committed record of `atoffer bench mha`; empty if there is none."""
     from atoffer_rl.bench.grids import GRIDS
-    from atoffer_rl.bench.record import means_of, speedup_table
 
-    parts = []
-    for grid in GRIDS:
-        path = RESULTS / f"mha_{grid}_h100.json"
-        record = json.loads(path.read_text()) if path.exists() else {"rows": []}
-        rows = [row for row in record["rows"] if row["speedup"]]
-        if not rows:
-            continue
-        columns, lines = speedup_table(record["rows"])
-        dtypes = "/".join(sorted({row["dtype"] for row in rows}))
-        parts.append(
-            f"Grid {grid} ({dtypes}, torch {record['versions']['torch']}): {means_of(rows)} "
-            f"([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
-        )
+    parts = [
+        part for grid in GRIDS for path in sorted(RESULTS.glob(f"mha_{grid}_*.json")) if (part := cells(grid, path))
+    ]
     if not parts:
         return ""
-    intro = "Speedups of attention over the fastest peer of each cell, on one H100 (`atoffer bench mha --grid NAME`):"
+    intro = "Speedups of attention over the fastest peer of each cell, in one run (`atoffer bench mha --grid NAME`):"
     return "\n\n".join([intro, *parts])
+
+
+def cells(grid: str, path: Path) -> str:
+    """The cells of one record of `grid`; empty if it has none yet."""
+    from atoffer_rl.bench.record import means_of, speedup_table
+
+    record = load(path.name)
+    rows = [row for row in record["rows"] if row["speedup"]]
+    if not rows:
+        return ""
+    columns, lines = speedup_table(record["rows"])
+    dtypes = "/".join(sorted({row["dtype"] for row in rows}))
+    return (
+        f"Grid {grid} on {record['device']} ({dtypes}, torch {record['versions']['torch']}): {means_of(rows)} "
+        f"([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
+    )
 
 
 def encoders() -> str:

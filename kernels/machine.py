@@ -7,7 +7,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from atoffer_rl.device import H100, DeviceSpec
+from atoffer_rl.device import MEASURED, DeviceSpec
 from atoffer_rl.kernels.compiler import compiler_version
 from atoffer_rl.trial import Machine
 
@@ -53,8 +53,9 @@ def current_device() -> DeviceSpec:
     # From Hopper on, some instructions exist for the architecture-specific target only.
     arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
     multiprocessors = properties["multiProcessorCount"]
-    if (name, multiprocessors) == (H100.name, H100.multiprocessors):
-        return H100
+    for known in MEASURED:
+        if (name, multiprocessors) == (known.name, known.multiprocessors):
+            return known
     clock_hz = runtime.deviceGetAttribute(CLOCK_ATTRIBUTE, index) * 1e3
     bus_bytes = runtime.deviceGetAttribute(BUS_WIDTH_ATTRIBUTE, index) / 8
     memory_hz = runtime.deviceGetAttribute(MEMORY_CLOCK_ATTRIBUTE, index) * 1e3

@@ -13,7 +13,7 @@ from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
-from atoffer_rl.operators import run_activations, run_results, run_weights
+from atoffer_rl.operators import MERGE_OPERATOR, QKV_BIAS_OPERATOR, run_activations, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors
@@ -22,8 +22,6 @@ from atoffer_rl.workload import Workload
 HEAD_DIMS = (64, 128)
 BLOCK_COLUMNS = (64, 128)
 ARCH = "sm_90a"
-BIAS_OPERATOR = 1
-MERGE_OPERATOR = 6
 GROUP_ROWS, GROUP_THREADS = 64, 128
 MAX_GROUPS = 3
 SPLITS = (1, 2, 4)
@@ -99,7 +97,7 @@ class BlockTemplate:
             loader_registers=loader_registers(values),
             threads=threads(values),
             shared_bytes=shared_bytes(workload, values),
-            add_bias=_flag(BIAS_OPERATOR in run),
+            add_bias=_flag(QKV_BIAS_OPERATOR in run),
             merged=_flag(MERGE_OPERATOR in run),
             scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
             **{name: value if name in _NUMBERS else _flag(value) for name, value in values.items()},

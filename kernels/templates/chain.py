@@ -12,6 +12,8 @@ from atoffer_rl.mask_plan import bit_plan
 from atoffer_rl.operators import (
     ACTIVATION_OPERATOR,
     MASK_OPERATOR,
+    MERGE_OPERATOR,
+    SOFTMAX_OPERATOR,
     reads_mask,
     run_activations,
     run_operators,
@@ -30,8 +32,6 @@ RUNS = frozenset(
         *((operator, operator + 1) for operator in (3, 8, 13)),
     ]
 )
-MERGE_OPERATOR = 6
-SOFTMAX_OPERATOR = 4
 NORM_OPERATORS = (9, 14)
 ACCESS_BYTES = 16
 WARP_SIZE = 32

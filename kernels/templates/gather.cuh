@@ -147,6 +147,7 @@ struct Multiplier {
             for (int from = 0; from < item.merges; ++from) {
                 wait_phase(shared.shelf_full(), shelf.parity);
                 warp.merge_shelf(shared);
+                warp.discard_shelf(plan, from, head);
                 arrive(shared.shelf_empty());
                 shelf.advance();
             }

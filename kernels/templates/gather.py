@@ -18,7 +18,7 @@ from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
 from atoffer_rl.lengths import FULL
 from atoffer_rl.masks import Mask
-from atoffer_rl.operators import run_results, run_weights
+from atoffer_rl.operators import MERGE_OPERATOR, QKV_BIAS_OPERATOR, run_results, run_weights
 from atoffer_rl.roofline import kept_pairs, stored_bytes, valid_share
 from atoffer_rl.row_order import FRAGMENT_ROWS, Order, splits
 from atoffer_rl.run import Run
@@ -32,8 +32,6 @@ STEPS = (16, 32, 64)
 LONGEST_CHUNK = 256
 MOST_CHUNK_BYTES = 2**16
 OLDEST_ARCH = 80
-BIAS_OPERATOR = 1
-MERGE_OPERATOR = 6
 WARP_SIZE = 32
 MAX_WARPS = 16
 VECTOR_BYTES = 16
@@ -49,6 +47,7 @@ HEADERS = (
     "barriers.cuh",
     "registers.cuh",
     "ring.cuh",
+    "swizzle.cuh",
     "pairs.cuh",
     "tf32.cuh",
     "gather_layout.cuh",
@@ -144,7 +143,7 @@ class GatherTemplate:
             registers=shifted_registers(values),
             copy_registers=COPY_REGISTERS,
             shared_bytes=shared_bytes(workload, values, plan),
-            add_bias="true" if BIAS_OPERATOR in run else "false",
+            add_bias="true" if QKV_BIAS_OPERATOR in run else "false",
             merged="true" if MERGE_OPERATOR in run else "false",
             scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
             **{name: values[name] for name in RENDERED},

@@ -380,6 +380,17 @@ struct WarpTile {
         }
     }
 
+    // What it held in device memory is of no more use: unless a line has other rows', it need not be written back.
+    __device__ __forceinline__ void discard_shelf(const Plan<Element>& plan, int shelf, int head) const {
+        if constexpr (Tile::kRowBytes % kLineBytes == 0) {
+            const int which = lane % kQuad, row = which == 0 ? rows[0] : rows[1];
+            if (which > 1 || !exists(row)) return;
+            Element* from = plan.sums + scratch_row<Shape>(shelf, head, row) * Tile::kChannels;
+#pragma unroll
+            for (int at = 0; at < Tile::kRowBytes; at += kLineBytes) discard_line(reinterpret_cast<char*>(from) + at);
+        }
+    }
+
     // Nothing is copied where there is no row.
     __device__ __forceinline__ Weight<Element> shelf_weight(const Shared<Shape>& shared, int r) const {
         if (!exists(rows[r])) return {negative_infinity()};

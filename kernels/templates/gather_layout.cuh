@@ -4,12 +4,12 @@
 #include "barriers.cuh"
 #include "registers.cuh"
 #include "ring.cuh"
-#include "common.cuh"
+#include "swizzle.cuh"
 
 namespace atoffer::gather {
 
 constexpr int kFragmentRows = 16;    // rows of an mma result, and its depth
-constexpr int kMmaColumns = 8;  // columns of an mma result
+constexpr int kMmaColumns = 8;       // columns of an mma result
 constexpr int kGroupColumns = 16;    // columns that an ldmatrix takes in: the depth of the product with V
 constexpr int kGroupBits = 8;        // mask bits that a lane needs of a group
 constexpr int kBlockColumns = 64;    // columns of a fragment that a lane's mask word covers: 4 groups
@@ -18,7 +18,6 @@ constexpr int kOffsetWords = kBlockColumns / 2;           // of a block in the p
 constexpr int kBlockWords = kOffsetWords + kWarpSize;     // then bits
 constexpr float kNoBase = -3e38f;                         // 2^kNoBase is nothing beside any other
 constexpr float kSlackLog2 = 8.0f;                        // exponentials are at most 2^8
-constexpr int kVectorBytes = 16;
 constexpr int kBarrierBytes = 8;
 constexpr int kQuad = 4;  // lanes that share an mma row
 constexpr int kFinal = -1;
@@ -98,8 +97,8 @@ struct Tiling {
 
     static constexpr int kDepthSteps = kRowVectors / 2;  // mma steps over a head's channels
     static constexpr int kGroups = kStep / kGroupColumns;
-    static constexpr int kScoreTiles = kStep / kMmaColumns;    // mma results across a step's columns
-    static constexpr int kSumTiles = kChannels / kMmaColumns;  // mma results across the channels
+    static constexpr int kScoreTiles = kStep / kMmaColumns;         // mma results across a step's columns
+    static constexpr int kSumTiles = kChannels / kMmaColumns;       // mma results across the channels
     static constexpr int kPartialFloats = 4 * kSumTiles + 4;        // a lane's sums, bases and totals
     static constexpr int kLaneVectors = kRowVectors / kQuad;        // of a row's channels, those that a lane holds
     static constexpr bool kExact = kSame<Element, float>;           // partial results are kept with all their bits
@@ -147,30 +146,6 @@ struct Tiling {
     static_assert(kSharedBytes == Shape::kSharedBytes, "the launch gives the shared memory that is laid out here");
 };
 
-// Byte offset of 16-byte vector `vector` of row `row` in a matrix of ROW_VECTORS vectors a row. The key has digits of
-// the row added up, so that rows a constant step apart, not just neighbours, fall into distinct banks.
-template <int ROW_VECTORS>
-struct Swizzle {
-    static constexpr int kBankRow = 128 / kVectorBytes;  // vectors that span all banks
-    static constexpr int kRowsInBanks = ROW_VECTORS >= kBankRow ? 1 : kBankRow / ROW_VECTORS;
-    static constexpr int kKeys = ROW_VECTORS < kBankRow ? ROW_VECTORS : kBankRow;
-
-    // The key of row a + b, where a is a multiple of a power of two that b is less than, is the sum of theirs.
-    __host__ __device__ static constexpr int key_sum(int row) {
-        const int line = row / kRowsInBanks;
-        return line + line / 8 + line / 16 + line / 32;
-    }
-
-    __host__ __device__ static constexpr int at(int row, int vector, int key_sum) {
-        return (row * ROW_VECTORS + (vector ^ key_sum % kKeys)) * kVectorBytes;
-    }
-};
-
-template <int ROW_VECTORS>
-__device__ __forceinline__ int swizzled(int row, int vector) {
-    return Swizzle<ROW_VECTORS>::at(row, vector, Swizzle<ROW_VECTORS>::key_sum(row));
-}
-
 // The row of all tokens at which a sequence begins.
 template <class Shape>
 __device__ __forceinline__ int first_row_of(const Plan<typename Shape::Element>& plan, int batch) {
@@ -185,10 +160,10 @@ struct HeadItem {
 };
 
 // What ticket `number` stands for. Heads go in groups of kGroupHeads, so that keys and values are still in the cache when
-// they are read again. In turn: each item of all of them, then the next. Partial items come first, so that few final items
-// wait; then the longest (computed ones: those of the last rows), so that the last to be taken are short and blocks end
-// alike. Not in turn: each head's partial items, then each head's final ones. So where most final items merge, the shelves
-// of the first heads are ready while those of the others are being filled.
+// they are read again. In turn: each item of all of them, then the next. Partial items come first, then the longest
+// (computed ones: those of the last rows), and last those that merge, so that blocks end alike and few wait. Not in turn:
+// each head's partial items, then each head's final ones. So where most final items merge, the shelves of the first heads
+// are ready while those of the others are being filled.
 template <class Shape>
 __device__ __forceinline__ HeadItem head_item_of(int number) {
     constexpr int kHeads = Shape::kGroupHeads, kPartial = Shape::kPartialItems, kFinals = Shape::kItems - kPartial;
@@ -197,7 +172,9 @@ __device__ __forceinline__ HeadItem head_item_of(int number) {
         return {first_head + at % kHeads, at / kHeads};
     } else {
         const int final_at = at - kHeads * kPartial;
-        if (final_at < 0) return {first_head + at / kPartial, at % kPartial};
+        if constexpr (kPartial > 0) {
+            if (final_at < 0) return {first_head + at / kPartial, at % kPartial};
+        }
         return {first_head + final_at / kFinals, kPartial + final_at % kFinals};
     }
 }

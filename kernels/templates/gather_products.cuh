@@ -38,11 +38,6 @@ struct Step {
     }
 };
 
-// The address of a row's vectors 2k and up, from that of vectors 0 and up: swizzling stays inside 128 bytes.
-__device__ __forceinline__ unsigned at_depth(unsigned first, int k) {
-    return (first ^ k % 4 * 2 * kVectorBytes) + k / 4 * 8 * kVectorBytes;
-}
-
 // 16-bit elements. Tile n of the sums is channels 8n to 8n + 7.
 template <class Shape, class Element = typename Shape::Element>
 struct Products {

@@ -6,8 +6,7 @@ namespace atoffer {
 // Where a reader or writer of a ring of SIZE buffers is; the parity of their phases flips at every round.
 template <int SIZE>
 struct RingPosition {
-    int at = 0;
-    unsigned parity = 0;
+    int at = 0, parity = 0;
 
     __device__ __forceinline__ void advance() {
         at = at + 1 == SIZE ? 0 : at + 1;

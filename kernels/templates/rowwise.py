@@ -13,7 +13,16 @@ from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, tensor_parameter
 from atoffer_rl.mask_plan import row_plan
 from atoffer_rl.masks import Mask
-from atoffer_rl.operators import reads_mask, run_activations, run_results, run_weights
+from atoffer_rl.operators import (
+    PV_OPERATOR,
+    QK_OPERATOR,
+    QKV_BIAS_OPERATOR,
+    SOFTMAX_OPERATOR,
+    reads_mask,
+    run_activations,
+    run_results,
+    run_weights,
+)
 from atoffer_rl.roofline import kept_pairs, stored_bytes, valid_share
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -25,7 +34,6 @@ RUNS = frozenset(
     for first, lasts in {1: range(2, 7), 2: range(2, 7), 3: (5, 6), 4: (5, 6), 5: (5, 6)}.items()
     for last in lasts
 )
-QK_OPERATOR, SOFTMAX_OPERATOR, PV_OPERATOR = 2, 4, 5
 WARP_SIZE = 32
 ACCESS_BYTES = 16
 MOST_HEAD_DIM = 1024
@@ -178,7 +186,7 @@ def visited_pairs(workload: Workload, run: Run) -> int:
 
 def used_parts(run: Run) -> int:
     """How many of q, k and v `run` reads."""
-    if 1 in run and PV_OPERATOR not in run:
+    if QKV_BIAS_OPERATOR in run and PV_OPERATOR not in run:
         return 3
     return 2 * (QK_OPERATOR in run) + (PV_OPERATOR in run)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from atoffer_rl.device import H100, DeviceSpec
+from atoffer_rl.device import H100, MEASURED, DeviceSpec
 from atoffer_rl.errors import StoreError
 
 WHOLE, RATES = ("multiprocessors", "l2_bytes", "shared_bytes_per_block"), ("bandwidth_gb_s", "tensor_tflops")
@@ -24,8 +24,12 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
-def test_a_device_reads_back() -> None:
-    assert DeviceSpec.from_json(H100.to_json()) == H100
+@pytest.mark.parametrize("device", MEASURED, ids=lambda device: device.name)
+def test_a_device_reads_back(device: DeviceSpec) -> None:
+    assert DeviceSpec.from_json(device.to_json()) == device
+
+
+def test_whole_numbers_are_rates_too() -> None:
     assert DeviceSpec.from_json(H100.to_json() | {"bandwidth_gb_s": 3000}).bandwidth_gb_s == 3000
 
 

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "machine.h"
 
@@ -120,6 +121,7 @@ void store_floats(T* to, const float (&source)[V]) {
 }
 
 inline float exp2_fast(float x) { return exp2f(x); }
+inline int multiprocessors() { return 3; }
 inline void wait_for_inputs() { emulation::wait_for_inputs(); }
 inline void let_next_begin() {}
 template <class T>
@@ -160,7 +162,23 @@ void copy_vector(unsigned to, const void* from) {
     emulation::copy_later(to + TO_OFFSET, static_cast<const char*>(from) + FROM_OFFSET, 16, true);
 }
 
+template <int TO_OFFSET, int FROM_OFFSET>
+void copy_or_clear(unsigned to, const void* from, bool valid) {
+    emulation::copy_later(to + TO_OFFSET, static_cast<const char*>(from) + FROM_OFFSET, 16, valid);
+}
+
+constexpr int kLineBytes = 128;
+
+inline void discard_line(void* line) { std::memset(line, 0xff, kLineBytes); }  // NaN, whoever reads it
+
 inline void finish_copies() { emulation::finish_copies(); }
+
+inline void commit_copies() { emulation::commit_copies(); }
+
+template <int PENDING>
+void wait_copies() {
+    emulation::wait_copies(PENDING);
+}
 
 inline uint4 load_vector(unsigned address) {
     uint4 vector;

@@ -25,6 +25,7 @@ constexpr unsigned kPaces[] = {1, 4, 256};  // a warp goes on in one round of so
 constexpr unsigned kPaceRounds = 128;       // about, before it changes
 constexpr int kFenceByte = 0xA5;
 constexpr int kVectorBytes = 16;
+constexpr int kArrival = 0, kGroupEnd = -1;
 constexpr uint16_t kNan = 0x7fff;  // in every format, once or twice
 
 // Memory that ends where pages end that cannot be touched; bytes that are left on its own pages are a fence.
@@ -56,7 +57,7 @@ private:
     char *first_, *data_;
 };
 
-struct Copy {  // where `from` is none and `bytes` are 0: an arrival at the barrier `to`
+struct Copy {  // or, by its `bytes`, an arrival at the barrier `to`, or the end of a group
     unsigned to;
     const void* from;
     int bytes;
@@ -238,7 +239,7 @@ void arrive(unsigned address) {
 
 void arrive_after_copies(unsigned address) {
     barrier_at(*current->block, address);
-    current->copies.push_back({address, nullptr, 0});
+    current->copies.push_back({address, nullptr, kArrival});
 }
 
 void wait_phase(unsigned address, int parity) {
@@ -314,7 +315,8 @@ void wait_for_inputs() {
 
 static void complete(Block& block, const Copy& copy) {
     changed();
-    if (copy.bytes == 0) return arrive_at(block, copy.to);
+    if (copy.bytes == kArrival) return arrive_at(block, copy.to);
+    if (copy.bytes == kGroupEnd) return;
     open_inputs(true);  // who began it could touch them
     char* to = block.shared->data() + (copy.to - kSharedBase);
     if (copy.from != nullptr) {
@@ -326,6 +328,18 @@ static void complete(Block& block, const Copy& copy) {
 
 void finish_copies() {
     while (!current->copies.empty()) {
+        complete(*current->block, current->copies.front());
+        current->copies.pop_front();
+    }
+}
+
+void commit_copies() { current->copies.push_back({0, nullptr, kGroupEnd}); }
+
+void wait_copies(int most_pending) {
+    const auto ends_group = [](const Copy& copy) { return copy.bytes == kGroupEnd; };
+    auto pending = std::count_if(current->copies.begin(), current->copies.end(), ends_group);
+    while (pending > most_pending) {
+        pending -= ends_group(current->copies.front());
         complete(*current->block, current->copies.front());
         current->copies.pop_front();
     }

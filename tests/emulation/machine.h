@@ -78,6 +78,10 @@ void announce(int name, int threads);
 void copy_later(unsigned to, const void* from, int bytes, bool valid);
 void finish_copies();
 
+// Ends a group of copies, and waits until at most so many groups have not ended.
+void commit_copies();
+void wait_copies(int most_pending);
+
 void start_barrier(unsigned address, int arrivals);
 void arrive(unsigned address);
 void arrive_after_copies(unsigned address);

@@ -147,7 +147,12 @@ struct Ring {
 // block's number; else from the head of a list, which has to come from device memory first.
 //
 // Thread blocks are numbered so that heads and sequences whose keys and values fit into the L2 cache together
-// (kPairsAtOnce) run at the same time, and among them the tiles with most work first.
+// (kPairsAtOnce) run at the same time, and among them the tiles with most work first. Where all blocks run at once, a
+// multiprocessor has blocks whose numbers are a wave apart: then those after the first wave begin with least work.
+//
+//   wave 0   4 4 4 3    most work first
+//   wave 1   1 1 1 2    so no multiprocessor has much more to do than another
+//   wave 2   2 3 3
 template <class Shape>
 struct Task {
     using Block = Blocking<Shape>;
@@ -156,8 +161,10 @@ struct Task {
     int count;  // of column blocks
     const Entry<Shape>* entries;
 
-    __device__ __forceinline__ void read(const Entry<Shape>* lists, int number) {
-        constexpr int kPairs = Shape::kBatch * Block::kHeads;
+    static constexpr int kPairs = Shape::kBatch * Block::kHeads, kTasks = kPairs * Block::kTiles;
+
+    __device__ __forceinline__ void read(const Entry<Shape>* lists, int block) {
+        const int number = Block::kRanks > 1 ? block : in_waves(block);
         constexpr int kAtOnce = Shape::kPairsAtOnce;
         const int first_pair = number / (kAtOnce * Block::kTiles) * kAtOnce;
         const int pairs = min(kAtOnce, kPairs - first_pair);
@@ -185,6 +192,10 @@ struct Task {
     __device__ __forceinline__ int count_of(int group) const {
         if constexpr (Block::kReach != kDiagonal || Shape::kLoader) return count;
         return blocks_before(needed_before((group + 1) * kWarpgroupRows));
+    }
+    static __device__ __forceinline__ int in_waves(int block) {
+        const int wave = multiprocessors();
+        return block < wave || kTasks > Shape::kResidents * wave ? block : kTasks - 1 - (block - wave);
     }
     static __device__ __forceinline__ int blocks_before(int column) {
         return (column + Block::kColumns - 1) / Block::kColumns;

@@ -53,6 +53,14 @@ __device__ __forceinline__ void store_floats(T* to, const float (&source)[V]) {
     *reinterpret_cast<Vector<T, V>*>(to) = packed;
 }
 
+// ---- The device.
+
+__device__ __forceinline__ int multiprocessors() {
+    unsigned count;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(count));
+    return static_cast<int>(count);
+}
+
 // ---- Launches that overlap: see driver_launch.py.
 
 // Waits until the kernels before this one on the stream have ended and what they wrote is there. Every thread of every
@@ -194,6 +202,21 @@ __device__ __forceinline__ void copy_vector(unsigned to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from), "n"(TO_OFFSET),
                  "n"(FROM_OFFSET)
                  : "memory");
+}
+
+// The same, or 16 bytes of zeros where `valid` is false: `from` is then not read.
+template <int TO_OFFSET, int FROM_OFFSET>
+__device__ __forceinline__ void copy_or_clear(unsigned to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16, %4;" ::"r"(to), "l"(from), "n"(TO_OFFSET),
+                 "n"(FROM_OFFSET), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+constexpr int kLineBytes = 128;  // of L2
+
+// Gives up what a line of device memory holds: L2 need not write it back.
+__device__ __forceinline__ void discard_line(void* line) {
+    asm volatile("discard.global.L2 [%0], %1;" ::"l"(line), "n"(kLineBytes) : "memory");
 }
 
 // Closes a group of copies.

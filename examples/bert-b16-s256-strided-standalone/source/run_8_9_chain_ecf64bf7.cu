@@ -7,7 +7,7 @@ struct Config {
     static constexpr int rows = 4096;
     static constexpr int columns = 768;
     static constexpr int vector = 4;
-    static constexpr int team = 64;
+    static constexpr int team = 32;
     static constexpr int threads = 256;
 };
 

@@ -1,0 +1,164 @@
+"""Attention of tiles that keep few columns, all of them at once, from `qkv` or `qkv_raw` to `context` or `merged`."""
+
+from collections.abc import Mapping
+from functools import partial
+from math import e, log2, sqrt
+
+import numpy as np
+
+from atoffer_rl.device import DeviceSpec
+from atoffer_rl.dtype import DType
+from atoffer_rl.gather_plan import GROUP_COLUMNS
+from atoffer_rl.kernels.program import KernelProgram, PlanArray
+from atoffer_rl.kernels.render import render
+from atoffer_rl.kernels.template import Geometry, Work
+from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
+from atoffer_rl.operators import MERGE_OPERATOR, QKV_BIAS_OPERATOR, run_activations, run_results, run_weights
+from atoffer_rl.row_order import FRAGMENT_ROWS
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice
+from atoffer_rl.single_plan import SinglePlan, single_plan, single_room
+from atoffer_rl.tensors import layer_tensors
+from atoffer_rl.workload import Workload
+
+HEAD_DIMS = (32, 64, 128)
+OLDEST_ARCH = 80
+WARP_SIZE, MAX_WARPS = 32, 16
+COLUMN_WARPS = (1, 2, 4)
+MOST_WARP_STEPS = 8
+"""Steps of 16 columns whose scores a warp has room for."""
+ALIGNMENT_BYTES = 256
+SUM_PADDING = 8
+HEADERS = ("common.cuh", "swizzle.cuh", "pairs.cuh", "single.cuh")
+PLAN_NAMES = ("single_counts", "single_columns", "single_words")
+
+
+class SingleTemplate:
+    """One thread block for each (row tile, head, sequence); see single.cuh for the data flow."""
+
+    name = "single"
+    runs = frozenset({Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)})
+    generated = True
+
+    def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
+        """Why this template cannot implement `run` of `workload` at all; None if it can."""
+        if workload.element is DType.FLOAT32:
+            return "tensor cores have no exact product of float32: use float16 or bfloat16"
+        if workload.head_dim not in HEAD_DIMS:
+            return f"head_dim must be 32, 64 or 128, not {workload.head_dim}"
+        if workload.padded:
+            return f"lengths of sequences are not read: they must be full, not {workload.lengths}"
+        if device.compute_capability < OLDEST_ARCH:
+            return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
+        return None
+
+    def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+        """Which hard rule `values` break; None if none."""
+        return _bad_tiling(values) or _too_large(workload, values, device)
+
+    def program(self, workload: Workload, choice: Choice) -> KernelProgram:
+        """The rendered kernel of `choice`."""
+        values, run = dict(choice.parameters), choice.run
+        entry = f"single_attention_{run.first}_{run.last}"
+        source = render(
+            "single.cu.j2",
+            entry=entry,
+            element=ELEMENT_TYPES[workload.element],
+            batch=workload.batch,
+            seq_len=workload.seq_len,
+            heads=workload.heads,
+            head_dim=workload.head_dim,
+            mask_batches=workload.mask_spec.batches(workload.seq_len),
+            columns=_room(workload, values),
+            threads=_threads(values),
+            shared_bytes=shared_bytes(workload, values),
+            add_bias="true" if QKV_BIAS_OPERATOR in run else "false",
+            merged="true" if MERGE_OPERATOR in run else "false",
+            scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
+            **values,
+        )
+        return KernelProgram(
+            entry=entry,
+            source=source,
+            headers=HEADERS,
+            grid=(self.geometry(workload, choice).blocks, 1, 1),
+            block=(_threads(values), 1, 1),
+            shared_bytes=shared_bytes(workload, values),
+            arguments=(*run_activations(run), *run_weights(run), *PLAN_NAMES, *run_results(run)),
+            plan=partial(_plan_arrays, workload, values["tile_rows"]),
+            overlaps=True,
+        )
+
+    def work(self, workload: Workload, choice: Choice) -> Work:
+        """Bytes and flops of `choice`: each tile reads its columns once, and a fragment multiplies steps it keeps."""
+        w, plan = workload, _plan(workload, choice["tile_rows"])
+        repeats = w.batch // len(plan.counts)
+        row_bytes = w.width * w.element.itemsize
+        tensors = layer_tensors(w)
+        plan_bytes = plan.counts.nbytes + plan.columns.nbytes + plan.words.nbytes
+        weight_bytes = sum(tensors[name].size_bytes for name in run_weights(choice.run))
+        return Work(
+            bytes_read=(w.rows + 2 * int(plan.counts.sum()) * repeats) * row_bytes + weight_bytes + plan_bytes,
+            bytes_written=sum(tensors[name].size_bytes for name in run_results(choice.run)),
+            flops=4 * plan.steps * FRAGMENT_ROWS * GROUP_COLUMNS * w.width * repeats,
+        )
+
+    def geometry(self, workload: Workload, choice: Choice) -> Geometry:
+        """Tiles and blocks of `choice`."""
+        tiles = -(-workload.seq_len // choice["tile_rows"])
+        return Geometry(
+            tile_rows=choice["tile_rows"],
+            tile_columns=_room(workload, dict(choice.parameters)),
+            blocks=tiles * workload.heads * workload.batch,
+            threads=_threads(dict(choice.parameters)),
+        )
+
+
+def _bad_tiling(values: Mapping[str, int]) -> str | None:
+    fragments, ragged_rows = divmod(values["tile_rows"], FRAGMENT_ROWS)
+    if ragged_rows or fragments < 1:
+        return f"tile_rows must be a multiple of {FRAGMENT_ROWS}"
+    if values["column_warps"] not in COLUMN_WARPS:
+        return "column_warps must be 1, 2 or 4"
+    if fragments * values["column_warps"] > MAX_WARPS:
+        return f"a block has {MAX_WARPS} warps at most"
+    return None
+
+
+def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+    steps = _room(workload, values) // GROUP_COLUMNS
+    if -(-steps // values["column_warps"]) > MOST_WARP_STEPS:
+        return f"a tile keeps {steps * GROUP_COLUMNS} columns: a warp has room for scores of {MOST_WARP_STEPS} steps"
+    needed = shared_bytes(workload, values)
+    if needed > device.shared_bytes_per_block:
+        return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
+    return None
+
+
+def _threads(values: Mapping[str, int]) -> int:
+    return values["tile_rows"] // FRAGMENT_ROWS * values["column_warps"] * WARP_SIZE
+
+
+def _room(workload: Workload, values: Mapping[str, int]) -> int:
+    return single_room(workload.mask_spec, workload.seq_len, values["tile_rows"])
+
+
+def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
+    """Dynamic shared memory of a block: see `Tiling` of single.cuh, which checks it."""
+    row_bytes = workload.head_dim * workload.element.itemsize
+    matrix = _room(workload, values) * row_bytes
+    found = _threads(values) // WARP_SIZE * FRAGMENT_ROWS * (workload.head_dim + SUM_PADDING + 2) * 4
+    before_values = max(values["tile_rows"] * row_bytes + matrix, found)
+    return -(-before_values // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + matrix
+
+
+def _plan(workload: Workload, tile_rows: int) -> SinglePlan:
+    return single_plan(workload.mask_spec, workload.seq_len, tile_rows)
+
+
+def _plan_arrays(workload: Workload, tile_rows: int) -> dict[str, PlanArray]:
+    plan = _plan(workload, tile_rows)
+    return dict(zip(PLAN_NAMES, (plan.counts, plan.columns, plan.words), strict=True))
+
+
+TEMPLATE = SingleTemplate()

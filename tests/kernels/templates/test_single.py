@@ -1,0 +1,165 @@
+"""Attention of tiles that keep few columns: emulated, compiled, run on a GPU."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from atoffer_rl.device import H100
+from atoffer_rl.errors import CompileError
+from atoffer_rl.kernels.compiler import compile_kernel
+from atoffer_rl.kernels.templates.single import TEMPLATE
+from atoffer_rl.run import Run
+from atoffer_rl.scheme import Choice
+from atoffer_rl.single_plan import single_plan
+from atoffer_rl.workload import Workload
+from tests.kernels.templates.checks import (
+    assert_all_right,
+    assert_rendered_alike,
+    assert_unkept_columns_stay_out,
+    launch,
+    random_qkv,
+)
+from tests.kernels.templates.gather_choices import ARCHS, MASKS
+
+RUNS = [Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)]
+SMALL = Workload(batch=2, seq_len=77, heads=2, head_dim=64)
+TILINGS = [(16, 4), (16, 1), (32, 2), (64, 1), (64, 4)]
+
+
+def choice_of(run=RUNS[3], tile_rows=16, column_warps=4):
+    return Choice(run, "single", (("tile_rows", tile_rows), ("column_warps", column_warps)))
+
+
+def is_possible(workload, choice):
+    return TEMPLATE.impossible(workload, choice.run, dict(choice.parameters), H100) is None
+
+
+def possible_choice(workload, run=RUNS[3], tile_rows=16, column_warps=4):
+    choice = choice_of(run, tile_rows, column_warps)
+    assert TEMPLATE.why_not(workload, run, H100) is None
+    assert TEMPLATE.impossible(workload, run, dict(choice.parameters), H100) is None
+    return choice
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("run", RUNS)
+def test_every_mask_emulated(assert_emulated, run, mask):
+    workload = replace(SMALL, mask=mask, dtype="float16" if run.first == 1 else "bfloat16")
+    assert_emulated(workload, possible_choice(workload, run))
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_every_tiling_emulated(assert_emulated, tiling, head_dim):
+    workload = replace(SMALL, seq_len=100, head_dim=head_dim, mask="strided")
+    assert_emulated(workload, possible_choice(workload, RUNS[1], *tiling))
+
+
+@pytest.mark.parametrize("seq_len", [1, 15, 16, 17, 64, 130])
+def test_odd_lengths_emulated(assert_emulated, seq_len):
+    workload = replace(SMALL, seq_len=seq_len, mask="causal")
+    assert_emulated(workload, possible_choice(workload))
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_masks_of_a_batch_emulated(assert_emulated, ragged_workload, tiling):
+    assert_emulated(ragged_workload, possible_choice(ragged_workload, RUNS[3], *tiling))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_columns_that_no_row_keeps_never_reach_the_result_emulated(emulator, ragged_workload, poison):
+    w, keep = ragged_workload, ragged_workload.mask_spec.keep(77)
+    kernel, qkv = emulator.load(w, choice_of()), random_qkv(w)
+    clean = launch(kernel, w, qkv)
+    qkv[:, :, 1:][~keep.any(axis=1)] = poison
+    np.testing.assert_array_equal(launch(kernel, w, qkv), clean)
+    assert np.isfinite(clean).all()
+    assert not clean[~keep.any(axis=2)].any()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_kernels_compile(arch):
+    for workload, run, tiling in (
+        (SMALL, RUNS[0], (16, 4)),
+        (replace(SMALL, head_dim=128, dtype="bfloat16"), RUNS[1], (64, 2)),
+        (replace(SMALL, head_dim=32), RUNS[3], (32, 1)),
+    ):
+        choice = possible_choice(workload, run, *tiling)
+        assert compile_kernel(TEMPLATE.program(workload, choice), arch).startswith(b"\x7fELF")
+
+
+def test_shared_memory_that_python_and_the_kernel_disagree_about_does_not_compile(monkeypatch):
+    program = TEMPLATE.program(SMALL, choice_of())
+    wrong = replace(program, source=re.sub(r"kSharedBytes = \d+", "kSharedBytes = 16", program.source))
+    with pytest.raises(CompileError, match="the launch gives the shared memory"):
+        compile_kernel(wrong, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "reason"),
+    [
+        ({"dtype": "float32"}, H100, "float32"),
+        ({"head_dim": 48}, H100, "head_dim must be 32, 64 or 128, not 48"),
+        ({"lengths": "uniform"}, H100, "lengths of sequences are not read"),
+        ({}, replace(H100, arch="sm_75"), "sm_80 or later, not sm_75"),
+    ],
+)
+def test_what_it_cannot_do_at_all(changes, device, reason):
+    assert reason in TEMPLATE.why_not(replace(SMALL, **changes), RUNS[3], device)
+
+
+@pytest.mark.parametrize(
+    ("workload", "values", "reason"),
+    [
+        (SMALL, (24, 4), "multiple of 16"),
+        (SMALL, (16, 3), "column_warps must be 1, 2 or 4"),
+        (SMALL, (128, 4), "16 warps at most"),
+        (Workload(batch=1, seq_len=1024, mask="dense"), (16, 4), "keeps 1024 columns"),
+        (Workload(batch=1, seq_len=512, heads=2, head_dim=128, mask="dense"), (16, 4), "bytes of shared memory"),
+    ],
+)
+def test_what_is_impossible(workload, values, reason):
+    choice = choice_of(RUNS[3], *values)
+    assert reason in TEMPLATE.impossible(workload, RUNS[3], dict(choice.parameters), H100)
+
+
+def test_work_and_geometry():
+    workload = Workload(batch=3, seq_len=40, heads=2, head_dim=64, mask="sliding:window=3")
+    choice, bytes_of_row = choice_of(), 2 * 64 * 2
+    geometry, work = TEMPLATE.geometry(workload, choice), TEMPLATE.work(workload, choice)
+    assert (geometry.tile_rows, geometry.tile_columns, geometry.blocks, geometry.threads) == (16, 32, 3 * 3 * 2, 128)
+    plan = single_plan(workload.mask_spec, 40, 16)
+    assert plan.counts.tolist() == [[17, 18, 9]]
+    plan_bytes = plan.counts.nbytes + plan.columns.nbytes + plan.words.nbytes
+    assert work.bytes_read == (3 * 40 + 2 * 44 * 3) * bytes_of_row + plan_bytes
+    assert work.bytes_written == 3 * 40 * bytes_of_row
+    assert work.flops == 4 * 5 * 16 * 16 * 128 * 3
+
+
+def test_programs_are_rendered_alike():
+    assert_rendered_alike(SMALL, choice_of())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_mask_on_gpu(mask, dtype):
+    workloads = [Workload(batch=3, seq_len=seq_len, mask=mask, dtype=dtype) for seq_len in (1, 17, 64, 130, 256)]
+    tilings = [(RUNS[index % 4], *tiling) for index, tiling in enumerate(TILINGS)]
+    pairs = [(workload, choice_of(*tiling)) for workload in workloads for tiling in tilings]
+    assert_all_right([pair for pair in pairs if is_possible(*pair)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [32, 128])
+def test_other_widths_on_gpu(head_dim):
+    workload = Workload(batch=3, seq_len=100, heads=3, head_dim=head_dim, mask="strided")
+    assert_all_right([(workload, possible_choice(workload, run, *tiling)) for run in RUNS for tiling in TILINGS])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_columns_that_no_row_keeps_never_reach_the_result_on_gpu(ragged_workload, tiling):
+    assert_unkept_columns_stay_out(ragged_workload, choice_of(RUNS[3], *tiling))
