@@ -10,6 +10,7 @@ import yaml
 from atoffer_rl.errors import AtofferError
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
+PRETRAIN_FILE = CONFIG_FOLDER / "pretrain.yml"
 SECTION = "atoffer/FusionScheme-v0"
 LARGEST = 10**9
 MAX_ENVS = 16
@@ -121,15 +122,13 @@ def ppo_config(changes: Mapping[str, Any] | None = None, path: Path = CONFIG_FOL
     return PPOConfig(**_values(PPOConfig, path, changes or {}))
 
 
-def pretrain_config(
-    changes: Mapping[str, Any] | None = None, path: Path = CONFIG_FOLDER / "pretrain.yml"
-) -> PretrainConfig:
+def pretrain_config(changes: Mapping[str, Any] | None = None) -> PretrainConfig:
     """The hyperparameters of pre-training; `changes` that are not None take precedence.
 
     Raises:
         AtofferError: If the file cannot be read, or a value is missing, unknown or of the wrong type.
     """
-    return PretrainConfig(**_values(PretrainConfig, path, changes or {}))
+    return PretrainConfig(**_values(PretrainConfig, PRETRAIN_FILE, changes or {}))
 
 
 def _values(config: type, path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
 from atoffer_rl.agents.rehearsal import Lesson
 
+LARGEST_NORM = 0.5
+"""Gradient norm's ceiling in a step of imitation."""
+
 
 class ImitatingPPO(MaskablePPO):
     """MaskablePPO whose updates also imitate a lesson, where there is one.
@@ -32,11 +35,7 @@ class ImitatingPPO(MaskablePPO):
 
 
 def imitation_step(
-    policy: MaskableActorCriticPolicy,
-    lesson: Lesson,
-    optimizer: torch.optim.Optimizer,
-    weight: float = 1.0,
-    largest_norm: float = 0.5,
+    policy: MaskableActorCriticPolicy, lesson: Lesson, optimizer: torch.optim.Optimizer, weight: float = 1.0
 ) -> float:
     """One step of `optimizer` towards the lesson's actions.
 
@@ -47,6 +46,6 @@ def imitation_step(
     loss = -log_prob.mean()
     optimizer.zero_grad()
     (weight * loss).backward()
-    torch.nn.utils.clip_grad_norm_(policy.parameters(), largest_norm)
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), LARGEST_NORM)
     optimizer.step()
     return loss.item()

@@ -35,6 +35,9 @@ from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 
+SPREAD = Spread()
+"""How far tables that are trained on stray from what was recorded."""
+
 
 def pretrain(tables: Sequence[TrainingTable], config: PretrainConfig, seed: int, log: RunLog) -> Checkpoint:
     """A policy trained on perturbations of `tables`; the same arguments give the same policy."""
@@ -48,16 +51,14 @@ def pretrain(tables: Sequence[TrainingTable], config: PretrainConfig, seed: int,
     return Checkpoint(weights=model.policy.state_dict(), hidden=config.hidden, space=space_hash())
 
 
-def perturbed_searches(
-    tables: Sequence[TrainingTable], count: int, rng: np.random.Generator, spread: Spread | None = None
-) -> list[Search]:
+def perturbed_searches(tables: Sequence[TrainingTable], count: int, rng: np.random.Generator) -> list[Search]:
     """`count` searches on perturbations of `tables`, evenly shared out; the tables themselves come first."""
     searches = []
     for k in range(count):
         table = tables[k % len(tables)]
         spared = frozenset(LegalSpace(table.workload, table.device).unfused.choices)
         scale = 0.0 if k < len(tables) else 1.0
-        perturbed = table.perturbed(rng, spread or Spread(), spared, scale)
+        perturbed = table.perturbed(rng, SPREAD, spared, scale)
         searches.append(Search(_opener(perturbed), oracle(perturbed.workload, perturbed)[1]))
     return searches
 

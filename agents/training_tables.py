@@ -20,6 +20,7 @@ from atoffer_rl.trial import Request, Status, Trial
 from atoffer_rl.workload import Workload
 
 HELD_OUT = Workload()
+"""What the policy that ships is judged on: nothing of it is trained on."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,11 @@ def share_signature(one: Workload, other: Workload) -> bool:
     return any(signature(one, run) == signature(other, run) for run in ALL_RUNS)
 
 
-def training_tables(
-    tables: Iterable[RecordedTable] | None = None, held_out: Workload = HELD_OUT
-) -> tuple[TrainingTable, ...]:
-    """Recorded workloads that share no signature with `held_out`."""
+def training_tables(tables: Iterable[RecordedTable] | None = None) -> tuple[TrainingTable, ...]:
+    """The workloads of `tables` (all that ship if None) that share no signature with `HELD_OUT`."""
     return tuple(
         TrainingTable(workload, table.device, table.segments(workload))
         for table in (recorded_tables() if tables is None else tables)
         for workload in table.header.workloads
-        if not share_signature(workload, held_out)
+        if not share_signature(workload, HELD_OUT)
     )

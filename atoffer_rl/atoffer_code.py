@@ -6,7 +6,6 @@ only where a segment is exactly [2,6]. Hence 65,536 codes name 16,640 distinct p
 Reference: AToffer (SC24), the artifact's `translate_value`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import index
@@ -58,12 +57,3 @@ class AtofferProgram:
         """The smallest code that names this program."""
         bits = "".join(str(index % 2) * (run.last - run.first + 1) for index, run in enumerate(self.runs))
         return int(bits, 2) + (FLAG if self.handwritten else 0)
-
-
-def all_programs() -> Iterator[AtofferProgram]:
-    """Every distinct program once, by its smallest code."""
-    for flag in (0, FLAG):
-        for bits in range(FLAG // 2):
-            program = AtofferProgram.from_code(flag + bits)
-            if program.handwritten or not flag:
-                yield program

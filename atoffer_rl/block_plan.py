@@ -8,12 +8,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from atoffer_rl.mask_plan import WORD_BITS, pack_words
+from atoffer_rl.mask_plan import WORD_BITS, Int32, Words, pack_words
 from atoffer_rl.masks import Keep, Mask
 
-Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
-Words: TypeAlias = NDArray[np.uint32]
 WHOLE = -1
 HEAD_ENTRIES, END_ENTRIES = 1, 8
 NUMBER_WORDS, VECTOR_WORDS = 2, 4

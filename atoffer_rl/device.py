@@ -101,8 +101,10 @@ H200 = DeviceSpec(
     registers_per_multiprocessor=65_536,
     l2_bytes=62_914_560,
     bandwidth_gb_s=4_300.0,
-    tensor_tflops=790.0,
-    float32_tflops=60.0,
+    tensor_tflops=760.0,
+    float32_tflops=51.0,
 )
-MEASURED = (H100, H200)
-"""Models whose rates were measured, as large copies and products reach them."""
+KNOWN_DEVICES = (H100, H200)
+"""Models whose rates are estimates of what large copies and products reach; single cards differ."""
+DEFAULT_DEVICE = H200
+"""What is meant where no device is named: the one of the tables that ship."""

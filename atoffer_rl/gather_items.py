@@ -15,15 +15,14 @@ written (`gather_plan`).
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoffer_rl.mask_plan import Int32
 from atoffer_rl.masks import Keep, Mask
 from atoffer_rl.row_order import FRAGMENT_ROWS, NO_ROW, Order, Rows, fragment_columns, parts_of, sorted_rows
 
-Int32: TypeAlias = NDArray[np.int32]
 FINAL = -1
 NATURAL_TILES = (Order.NATURAL, Order.TWO_PASSES)
 MOST_WASTE = 1.05

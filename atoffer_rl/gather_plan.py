@@ -11,21 +11,22 @@ from atoffer_rl.gather_items import (
     BLOCK_COLUMNS,
     FINAL,
     ColumnFormula,
-    Int32,
     Item,
     gather_layout,
     outline_of,
 )
+from atoffer_rl.mask_plan import WORD_BITS, Int32, Words
 from atoffer_rl.masks import Keep, Mask
 from atoffer_rl.row_order import FRAGMENT_ROWS, NO_ROW, Order
 
 Places: TypeAlias = NDArray[np.uint8]
-Words: TypeAlias = NDArray[np.uint32]
 PADDING = -1
 HEADER_WORDS = 4
 WARP_LANES = 32
 GROUP_COLUMNS = 16
 """Columns that one step of a product with 16-bit elements takes in."""
+GROUP_BITS = 8
+"""Of a lane's word, for each group of a block."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,7 @@ class GatherPlan:
     @property
     def products(self) -> int:
         """Pairs of a row and a column that are multiplied: whole groups of columns by whole fragments."""
-        groups = np.bitwise_or.reduce(self.words, axis=-1)[..., None] >> np.arange(0, 32, 8, dtype=np.uint32) & 0xFF
-        return int(np.count_nonzero(groups)) * GROUP_COLUMNS * FRAGMENT_ROWS
+        return int(np.count_nonzero(kept_groups(self.words))) * GROUP_COLUMNS * FRAGMENT_ROWS
 
 
 @lru_cache(maxsize=64)
@@ -183,5 +183,20 @@ def lane_words(kept: Keep) -> Words:
     split = padded.reshape(*lead, 2, 8, -1, 4, 2, 4, 2)
     first = len(lead)
     axes = [first + axis for axis in (2, 1, 5, 3, 4, 0, 6)]
-    bits = split.transpose(*range(first), *axes).reshape(*lead, -1, WARP_LANES, 32)
+    bits = split.transpose(*range(first), *axes).reshape(*lead, -1, WARP_LANES, WORD_BITS)
     return np.packbits(bits, axis=-1, bitorder="little").view("<u4")[..., 0]
+
+
+def kept_groups(words: Words) -> Keep:
+    """Which groups of 16 columns any row keeps.
+
+    Args:
+        words: (..., blocks, 32) uint32, as `lane_words` gives them.
+
+    Returns:
+        (..., blocks, 4) bool.
+    """
+    of_any_lane = np.bitwise_or.reduce(words, axis=-1)[..., None]
+    shifts = np.arange(0, WORD_BITS, GROUP_BITS, dtype=np.uint32)
+    kept: Keep = (of_any_lane >> shifts & np.uint32(2**GROUP_BITS - 1)) != 0
+    return kept

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from atoffer_rl.masks import Keep, Mask
 
 Int32: TypeAlias = NDArray[np.int32]
+Words: TypeAlias = NDArray[np.uint32]
 WORD_BITS = 32
 
 
@@ -36,7 +37,7 @@ class BitPlan:
             32 * w + c is kept.
     """
 
-    words: NDArray[np.uint32]
+    words: Words
 
 
 @lru_cache(maxsize=32)
@@ -56,7 +57,7 @@ def bit_plan(mask: Mask, seq_len: int) -> BitPlan:
     return BitPlan(pack_words(mask.keep(seq_len)))
 
 
-def pack_words(keep: Keep) -> NDArray[np.uint32]:
+def pack_words(keep: Keep) -> Words:
     """Pack the last axis into little-endian 32-bit words, padded with clear bits."""
     padding = -keep.shape[-1] % WORD_BITS
     padded = np.pad(keep, [(0, 0)] * (keep.ndim - 1) + [(0, padding)])

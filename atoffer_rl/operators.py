@@ -63,8 +63,14 @@ OPERATORS: tuple[Operator, ...] = (
 )
 OPERATOR_COUNT = len(OPERATORS)
 WHOLE_LAYER = Run(0, OPERATOR_COUNT - 1)
-QKV_BIAS_OPERATOR, QK_OPERATOR, MASK_OPERATOR, SOFTMAX_OPERATOR, PV_OPERATOR, MERGE_OPERATOR = 1, 2, 3, 4, 5, 6
-ACTIVATION_OPERATOR = 11
+_INDEX = {op.name: op.index for op in OPERATORS}
+QKV_BIAS_OPERATOR = _INDEX["qkv_bias"]
+QK_OPERATOR = _INDEX["qk_gemm"]
+MASK_OPERATOR = _INDEX["mask"]
+SOFTMAX_OPERATOR = _INDEX["softmax"]
+PV_OPERATOR = _INDEX["pv_gemm"]
+MERGE_OPERATOR = _INDEX["merge_heads"]
+ACTIVATION_OPERATOR = _INDEX["ffn1_bias_act"]
 
 WEIGHTS: tuple[str, ...] = tuple(name for op in OPERATORS for name in op.weights)
 

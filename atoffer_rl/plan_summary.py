@@ -1,17 +1,15 @@
 """What the plans of gathered attention cost one head, beside a dense mask, and which item computes which pair."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoffer_rl.gather_plan import GatherPlan, gather_plan
+from atoffer_rl.mask_plan import Int32
 from atoffer_rl.mask_structure import BLOCK_SIZES
 from atoffer_rl.masks import Keep, Mask
 from atoffer_rl.row_order import Order, by_first_column, parts_of, splits
 
-Numbers: TypeAlias = NDArray[np.int32]
 TILE_ROWS = (*BLOCK_SIZES, 256)
 """Rows of a tile, for plans that are compared."""
 CHUNK = 128
@@ -60,9 +58,9 @@ class PlanMap:
         gathered: (items,) the columns that each item gathers.
     """
 
-    items: Numbers
+    items: Int32
     far: Keep
-    gathered: Numbers
+    gathered: Int32
 
 
 def plan_orders(mask: Mask, seq_len: int) -> tuple[Order, ...]:
@@ -132,7 +130,7 @@ def _plan(mask: Mask, seq_len: int, order: Order, tile_rows: int) -> GatherPlan:
     return gather_plan(mask, seq_len, tile_rows, CHUNK, order, 1)
 
 
-def _item_of_row(plan: GatherPlan, seq_len: int, first: int, end: int) -> Numbers:
+def _item_of_row(plan: GatherPlan, seq_len: int, first: int, end: int) -> Int32:
     """The item among `first` to `end` that has each row of the first mask."""
     result = np.full(seq_len, NOBODY, np.int32)
     rows = plan.rows[0, first:end]

@@ -329,7 +329,7 @@ def table_for(workload: Workload, folder: Path = RECORDS_FOLDER) -> RecordedTabl
         if table.covers(workload):
             return table
     raise NotRecorded(
-        f"{describe(workload)} was never recorded; recorded: {list_workloads(recorded_workloads(folder))}; "
+        f"{describe(workload)} is not recorded; recorded: {list_workloads(recorded_workloads(folder))}; "
         "to measure it use --measurer cuda on a machine with a GPU"
     )
 
@@ -343,5 +343,8 @@ def describe(workload: Workload) -> str:
 
 
 def list_workloads(workloads: Iterable[Workload]) -> str:
-    """Workloads in a few words each, or `none`."""
-    return " | ".join(describe(workload) for workload in workloads) or "none"
+    """A workload in a few words, how many there are and what shows them, or `none`."""
+    listed = list(workloads)
+    if len(listed) > 1:
+        return f"{len(listed)} workloads (`atoffer records list` shows them)"
+    return describe(listed[0]) if listed else "none"

@@ -10,7 +10,7 @@ import numpy as np
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.dtype import DType
 from atoffer_rl.mask_structure import kept_within
-from atoffer_rl.operators import reads_mask, run_activations, run_operators, run_results, run_weights
+from atoffer_rl.operators import reads_mask, run_activations, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.tensors import layer_tensors, reads_lengths
 from atoffer_rl.workload import Workload
@@ -49,25 +49,6 @@ def kept_pairs(workload: Workload) -> int:
     if not w.padded:
         return round(w.score_count * float(w.mask_spec.keep(w.seq_len).mean()))
     return round(w.batch * w.heads * w.length_spec.mean(kept_within(w.mask_spec, w.seq_len)))
-
-
-@lru_cache(maxsize=1024)
-def run_flops(workload: Workload, run: Run) -> int:
-    """Floating-point operations of the products in `run` in one layer; the other operators never bound it.
-
-    Products of attention count only pairs that the mask and the lengths keep where the run contains the mask.
-    """
-    w = workload
-    pairs = kept_pairs(w) if reads_mask(run) else w.score_count
-    products = {
-        "qkv_gemm": w.rows * w.width * 3 * w.width,
-        "qk_gemm": pairs * w.head_dim,
-        "pv_gemm": pairs * w.head_dim,
-        "out_gemm": w.rows * w.width * w.width,
-        "ffn1_gemm": w.rows * w.width * w.ffn_dim,
-        "ffn2_gemm": w.rows * w.width * w.ffn_dim,
-    }
-    return 2 * sum(products.get(op.name, 0) for op in run_operators(run))
 
 
 def memory_us(size_bytes: float, device: DeviceSpec) -> float:

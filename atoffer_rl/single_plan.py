@@ -5,8 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from atoffer_rl.gather_items import Int32
-from atoffer_rl.gather_plan import GROUP_COLUMNS, Words, lane_words
+from atoffer_rl.gather_plan import GROUP_COLUMNS, kept_groups, lane_words
+from atoffer_rl.mask_plan import Int32, Words
 from atoffer_rl.masks import Keep, Mask
 from atoffer_rl.row_order import FRAGMENT_ROWS
 
@@ -34,8 +34,7 @@ class SinglePlan:
     @property
     def steps(self) -> int:
         """Steps of 16 columns that the fragments of all tiles multiply."""
-        groups = self.words[..., None] >> np.arange(0, 32, 8, dtype=np.uint32) & np.uint32(0xFF)
-        return int(groups.any(axis=-2).sum())
+        return int(np.count_nonzero(kept_groups(self.words)))
 
 
 @lru_cache(maxsize=32)

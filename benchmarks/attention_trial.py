@@ -84,8 +84,8 @@ def timed(workload: Workload, ready: list[Compiled], replays: int) -> list[dict[
     from atoffer_rl.bench.graph_timing import capture, choose_replay, time_in_turns
     from atoffer_rl.bench.mha import judge
     from atoffer_rl.kernels.encoder import addresses
+    from atoffer_rl.kernels.inputs import Inputs, draw_inputs
     from atoffer_rl.kernels.launch import load_program
-    from atoffer_rl.kernels.reference import Inputs, draw_inputs
     from atoffer_rl.tensors import layer_tensors
 
     inputs = draw_inputs(workload, ATTENTION, Inputs.RANDOM, 0, "cuda")

@@ -5,10 +5,10 @@ Example: ncu --set full --launch-skip 2 --launch-count 1 python benchmarks/launc
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from atoffer_rl.bench.cells import ATTENTION, identity_of
+from atoffer_rl.bench.record_file import mha_rows
 from atoffer_rl.bench.script import run_script
 from atoffer_rl.errors import LogError
 from atoffer_rl.kernels.encoder import addresses
@@ -24,10 +24,10 @@ def winner(record: Path, workload: Workload) -> Choice:
     """The choice that a record of `bench mha` names for `workload`.
 
     Raises:
-        LogError: If it has no row of it, or of a choice that is not legal any more.
+        LogError: If it is no such record, has no row of it, or of a choice that is not legal any more.
     """
     wanted = identity_of(workload)
-    for row in json.loads(record.read_text())["rows"]:
+    for row in mha_rows(record):
         if all(row[name] == value for name, value in wanted.items()):
             for choice in LegalSpace(workload).choices(ATTENTION):
                 if str(choice) == row["ours_choice"]:
@@ -47,7 +47,7 @@ def main() -> int:
     choice = winner(options.record, workload)
     import torch
 
-    from atoffer_rl.kernels.reference import Inputs, draw_inputs
+    from atoffer_rl.kernels.inputs import Inputs, draw_inputs
     from atoffer_rl.tensors import layer_tensors
 
     inputs = draw_inputs(workload, ATTENTION, Inputs.RANDOM, 0, "cuda")

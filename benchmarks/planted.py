@@ -12,11 +12,11 @@ from pathlib import Path
 from atoffer_rl.agents import random_search
 from atoffer_rl.agents.session import Session
 from atoffer_rl.bench.script import positive, run_script
+from atoffer_rl.kernels.choice_program import template_program
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.open import open_cuda
 from atoffer_rl.kernels.program import KernelProgram, Program
-from atoffer_rl.kernels.worker import template_program
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.store import Store

@@ -50,7 +50,7 @@ def main() -> int:
         space = LegalSpace(workload, measurer.device)
         schemes = [space.draw(source) for _ in range(options.schemes)]
         codes = source.sample(range(CODES), options.codes)
-        lowered = [lower(AtofferProgram.from_code(code), workload) for code in codes]
+        lowered = [lower(AtofferProgram.from_code(code), workload, measurer.device) for code in codes]
         try:
             groups = {
                 "schemes": measurer.measure([ForwardRequest(workload, scheme) for scheme in schemes]),

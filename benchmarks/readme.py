@@ -4,16 +4,22 @@ python benchmarks/readme.py            write them, and draw the picture that one
 python benchmarks/readme.py --check    exit with 1 if they, or the picture, are not what is there
 """
 
+import argparse
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoffer_rl.workload import Workload
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
+HEADLINE_GRID = "mha_paper_h200.json"
 PICTURE = ROOT / "docs" / "search.svg"
 
 
@@ -62,12 +68,73 @@ def commands() -> str:
     return table(["command", "does"], rows)
 
 
+def headline() -> str:
+    """What a person gets: a layer, its attention and a search, each in a line."""
+    return "\n".join(f"- {line}" for line in (layer_line(), attention_line(), search_line()))
+
+
+def layer_line() -> str:
+    """What fusion is worth."""
+    from atoffer_rl.workload import Workload
+
+    found = load("search.json")
+    agent, workload = found["ppo"], Workload.from_json(found["ppo"]["workload"])
+    where = f"B {workload.batch}, S {workload.seq_len}, {workload.mask}, {workload.dtype}, on {found['device']}"
+    return (
+        f"**A layer** ({where}): {agent['latency_us']:.0f} us as the agent found it, "
+        f"{unfused_best_us(workload):.0f} us with the fastest kernel for each operator and no fusion."
+    )
+
+
+def attention_line() -> str:
+    """What attention is worth beside peers."""
+    from atoffer_rl.bench.record import geometric_mean
+
+    record = load(HEADLINE_GRID)
+    rows = record["rows"]
+    speedups = [row["speedup"] for row in rows]
+    return (
+        f"**Its attention** (strided and fixed, {len(rows)} shapes, on {record['device']}): {geometric_mean(rows):.2f} "
+        "times as fast as the fastest of FlexAttention, SDPA and torch.compile in the same run, "
+        f"{min(speedups):.2f} to {max(speedups):.2f} times (geometric mean, smallest, largest)."
+    )
+
+
+def search_line() -> str:
+    """What the agent is worth beside random search."""
+    from atoffer_rl.kernels.legal_space import LegalSpace
+    from atoffer_rl.workload import Workload
+
+    record = load("train_seeds.json")
+    choices = len(LegalSpace(Workload.from_json(record["workload"])).all_choices)
+    return (
+        f"**The search**: {record['rows'][0]['budget']} of {choices} choices measured, and the layer takes "
+        f"{percent(record['median_recommendation_regret'])} longer than with the best there is; random search's "
+        f"{percent(record['median_random_search_regret'])} (medians of {record['seeds']} seeds)."
+    )
+
+
+def unfused_best_us(workload: "Workload") -> float:
+    """The least sum of recorded kernels of one operator each."""
+    from atoffer_rl.operators import OPERATORS
+    from atoffer_rl.records import table_for
+    from atoffer_rl.run import Run
+    from atoffer_rl.table_summary import latencies
+
+    found = latencies(table_for(workload).segments(workload))
+    runs = [Run(operator.index, operator.index) for operator in OPERATORS]
+    return sum(min(us for choice, us in found.items() if choice.run == run) for run in runs)
+
+
 def output() -> str:
     """What the searches of the picture printed at their end."""
+    from atoffer_rl.workload import Workload
+
     found = load("search.json")
     ppo, random = found["ppo"], found["random"]
     rows = [
-        ("unfused", ppo["unfused_us"]),
+        ("unfused, as the search begins: the most robust kernels", ppo["unfused_us"]),
+        ("unfused, the fastest kernel of each operator", unfused_best_us(Workload.from_json(ppo["workload"]))),
         (f"random search, {random['units']} units", random["latency_us"]),
         (f"PPO's recommendation, {ppo['units']} units", ppo["latency_us"]),
         ("PPO's own rollout", ppo["rollout_us"]),
@@ -79,11 +146,11 @@ def output() -> str:
 
 def search() -> str:
     """A picture of the best known latency as the budget is spent."""
-    from atoffer_rl.records import describe, table_for
+    from atoffer_rl.records import describe
     from atoffer_rl.workload import Workload
 
-    workload = Workload.from_json(load("search.json")["ppo"]["workload"])
-    where = f"{describe(workload)}, recorded on {table_for(workload).device.name}"
+    found = load("search.json")
+    where = f"{describe(Workload.from_json(found['ppo']['workload']))}, recorded on {found['device']}"
     return f"![Best known latency over units spent, PPO and random search](docs/search.svg)\n\n{where}, seed 0."
 
 
@@ -117,18 +184,23 @@ def results() -> str:
     return "\n\n".join(part for part in (seeds(), attention(), encoders(), recorded_tables()) if part)
 
 
+SEARCHED = {
+    "recommendation": "the agent's recommendation",
+    "without_learning": "that of the policy it begins with, which searches without learning",
+    "rule": "that of the rule which the policy was first taught (expected improvement)",
+    "random_search": "random search's recommendation",
+    "random_scheme": "a random scheme",
+    "rollout": "the agent's own rollout, of what its run measured",
+    "rollout_before": "a rollout of the policy it begins with, of the same",
+    "rollout_random_weights": "a rollout of random weights, of the same",
+}
+
+
 def seeds() -> str:
     """The agent and random search over seeds, from the record of `benchmarks/train_seeds.py`."""
     name = "train_seeds.json"
     record = load(name)
-    rows = [
-        ("the agent's recommendation", percent(record["median_recommendation_regret"])),
-        ("the agent's own rollout", percent(record["median_rollout_regret"])),
-        ("its rollout before training", percent(record["median_rollout_before_regret"])),
-        ("a rollout of random weights", percent(record["median_rollout_random_weights_regret"])),
-        ("random search's recommendation", percent(record["median_random_search_regret"])),
-        ("a random scheme", percent(record["median_random_scheme_regret"])),
-    ]
+    rows = [(meaning, percent(record[f"median_{name}_regret"])) for name, meaning in SEARCHED.items()]
     return (
         f"Default workload, {record['rows'][0]['budget']} units (a tenth of the table), {record['seeds']} seeds "
         f"([record](benchmarks/results/{name})); the agent's recommendation beats random search's in "
@@ -142,17 +214,34 @@ def attention() -> str:
     """Speedups by cell, of every committed record of `atoffer bench mha`; empty if there is none."""
     from atoffer_rl.bench.grids import GRIDS
 
-    parts = [
-        part for grid in GRIDS for path in sorted(RESULTS.glob(f"mha_{grid}_*.json")) if (part := cells(grid, path))
-    ]
+    named = re.compile(rf"mha_({'|'.join(GRIDS)})_[^_]+")
+    paths = {path: found[1] for path in sorted(RESULTS.glob("mha_*.json")) if (found := named.fullmatch(path.stem))}
+    parts = [part for grid in GRIDS for path, name in paths.items() if name == grid and (part := grid_part(grid, path))]
     if not parts:
         return ""
-    intro = "Speedups of attention over the fastest peer of each cell, in one run (`atoffer bench mha --grid NAME`):"
+    rows = [row for path in paths for row in load(path.name)["rows"]]
+    intro = (
+        "Speedups of attention over the fastest peer of each cell, in one run (`atoffer bench mha --grid NAME`); "
+        f"below 1 the peer is faster. {peers_of(rows)}"
+    )
     return "\n\n".join([intro, *parts])
 
 
-def cells(grid: str, path: Path) -> str:
-    """The cells of one record of `grid`; empty if it has none yet."""
+def peers_of(rows: Iterable[Any]) -> str:
+    """Who was timed, and who was not installed."""
+    timed, absent = dict[str, None](), dict[str, None]()
+    for row in rows:
+        timed |= dict.fromkeys(row["peers"])
+        absent |= dict.fromkeys(name for name, why in row["peer_errors"].items() if why.endswith("is not installed"))
+    said = (
+        f"Peers: {', '.join(timed)}, each with the fastest of the options it is tried with "
+        "(Flex N is FlexAttention with a BlockMask of N)"
+    )
+    return f"{said}; not installed: {', '.join(absent)}." if absent else f"{said}."
+
+
+def grid_part(grid: str, path: Path) -> str:
+    """What one record of `grid` says; empty if it has no row yet."""
     from atoffer_rl.bench.record import means_of, speedup_table
 
     record = load(path.name)
@@ -161,10 +250,22 @@ def cells(grid: str, path: Path) -> str:
         return ""
     columns, lines = speedup_table(record["rows"])
     dtypes = "/".join(sorted({row["dtype"] for row in rows}))
+    age = "" if of_these_kernels(record) else ", of earlier kernels"
     return (
-        f"Grid {grid} on {record['device']} ({dtypes}, torch {record['versions']['torch']}): {means_of(rows)} "
+        f"Grid {grid} on {record['device']} ({dtypes}, torch {record['versions']['torch']}{age}): {means_of(rows)} "
         f"([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
     )
+
+
+def of_these_kernels(record: dict[str, Any]) -> bool:
+    """Whether the shortest cell of a record of `bench mha` was taken with the kernels that are here."""
+    from atoffer_rl.bench.cells import IDENTITY, source_hash
+    from atoffer_rl.device import DEFAULT_DEVICE, KNOWN_DEVICES
+    from atoffer_rl.workload import Workload
+
+    row = min(record["rows"], key=lambda row: row["seq_len"])
+    device = {device.name: device for device in KNOWN_DEVICES}.get(record["device"], DEFAULT_DEVICE)
+    return bool(row["ours_source"] == source_hash(Workload(**{name: row[name] for name in IDENTITY}), device))
 
 
 def encoders() -> str:
@@ -224,6 +325,7 @@ def recorded_tables() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
+    "headline": headline,
     "output": output,
     "search": search,
     "results": results,
@@ -244,9 +346,12 @@ def filled(text: str) -> str:
 
 def main() -> int:
     """Write or check the README and its picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args()
     text = README.read_text()
     wanted, picture = filled(text), draw_search(load("search.json"))
-    if "--check" in sys.argv[1:]:
+    if options.check:
         return int(text != wanted or not PICTURE.exists() or PICTURE.read_bytes() != picture)
     README.write_text(wanted)
     PICTURE.write_bytes(picture)

@@ -3,12 +3,18 @@
 python benchmarks/search.py    writes benchmarks/results/search.json, which the README draws
 """
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from atoffer_rl.bench.record import write_record
+from atoffer_rl.bench.script import run_script
+from atoffer_rl.records import table_for
+from atoffer_rl.workload import Workload
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -22,6 +28,13 @@ def logged(command: list[str]) -> Any:
         return json.loads(next(Path(folder).rglob("result.json")).read_text())
 
 
+def main() -> None:
+    """Run both, and write what they found."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    table = table_for(Workload())
+    searches = {"ppo": logged(["train"]), "random": logged(["search", "--searcher", "random"])}
+    write_record(RESULTS / "search.json", {"device": table.device.name, "table": table.header.table} | searches)
+
+
 if __name__ == "__main__":
-    record = {"ppo": logged(["train"]), "random": logged(["search", "--searcher", "random"])}
-    (RESULTS / "search.json").write_text(json.dumps(record, indent=1) + "\n")
+    run_script(main)

@@ -2,9 +2,10 @@
 
     python benchmarks/train_seeds.py --json benchmarks/results/train_seeds.json
 
-The budget is a tenth of the workload's choices. For every seed: the regret of the recommendation, of random
-search's recommendation, of the median random scheme, and of the policy's own deterministic rollout over the choices
-that the run measured: with random weights, with the weights that training began with, and when it ended.
+The budget is a tenth of the workload's choices. For every seed: the regret of the recommendation, of that of the policy
+that training began with, which searches without learning, of that of the rule that it was taught, and of random
+search's, of the median random scheme, and of the policy's own deterministic rollout over the choices that the run
+measured: with random weights, with the weights that training began with, and when it ended.
 """
 
 import argparse
@@ -13,30 +14,47 @@ import platform
 import random
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from atoffer_rl.agents import random_search
 from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, Checkpoint, load_checkpoint
+from atoffer_rl.agents.evaluation import evaluate
 from atoffer_rl.agents.hyperparameters import ppo_config
 from atoffer_rl.agents.oracle import oracle
 from atoffer_rl.agents.ppo import PPOSearch
 from atoffer_rl.agents.rehearsal import Rehearsal
-from atoffer_rl.agents.session import Session, measured_us
+from atoffer_rl.agents.session import Result, Session, measured_us
+from atoffer_rl.agents.teacher import teacher_action
 from atoffer_rl.bench.record import check_writable, write_record
 from atoffer_rl.bench.script import positive, run_script
+from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
+from atoffer_rl.envs.search_episode import Search, SearchEpisode
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.records import RecordedTable, load_table, table_for
 from atoffer_rl.workload import Workload
 
-REGRETS = ("recommendation", "rollout", "rollout_before", "rollout_random_weights", "random_search", "random_scheme")
+REGRETS = (
+    "recommendation",
+    "rollout",
+    "rollout_before",
+    "rollout_random_weights",
+    "without_learning",
+    "rule",
+    "random_search",
+    "random_scheme",
+)
 SCHEMES_DRAWN = 300
 
 
@@ -58,7 +76,7 @@ def main() -> None:
         rows = []
         for row in pool.map(run_seed, *zip(*jobs, strict=True)):
             rows.append(row)
-            regrets = "  ".join(f"{name} {row[f'{name}_regret']:.1%}" for name in REGRETS)
+            regrets = "  ".join(f"{name} {row[f'{name}_regret']:.1%}" for name in REGRETS if f"{name}_regret" in row)
             print(f"seed {row['seed']}: {row['units']} units  {regrets}  {row['wall_seconds']:.0f} s", flush=True)
     summary = summarise(rows) | {"wall_seconds": time.monotonic() - started}
     print(json.dumps(summary, indent=1))
@@ -75,7 +93,10 @@ def run_seed(seed: int, table_path: Path | None, policy: str) -> dict[str, Any]:
     start = None if policy == "random" else load_checkpoint(Path(policy)).policy_alone()
     session = Session(Ledger(workload, measurer, budget), seed=seed, oracle_us=oracle_us)
     result = PPOSearch(ppo_config(), start)(session)
-    other = random_search.search(Session(Ledger(workload, measurer, budget), seed=seed, oracle_us=oracle_us))
+    others = {
+        name: search(Session(Ledger(workload, measurer, budget), seed=seed, oracle_us=oracle_us)).regret
+        for name, search in _other_searches(start).items()
+    }
     return {
         "seed": seed,
         "budget": budget,
@@ -86,11 +107,30 @@ def run_seed(seed: int, table_path: Path | None, policy: str) -> dict[str, Any]:
         "rollout_regret": result.rollout_regret,
         "rollout_before_regret": _rollout_regret(session, start),
         "rollout_random_weights_regret": _rollout_regret(session, None),
-        "random_search_regret": other.regret,
+        **{f"{name}_regret": regret for name, regret in others.items()},
         "random_scheme_regret": _random_scheme_regret(session),
         "measuring_seconds": result.seconds,
         "wall_seconds": result.wall_seconds,
     }
+
+
+def _other_searches(start: Checkpoint | None) -> dict[str, Callable[[Session], Result]]:
+    learned = {"without_learning": partial(evaluate, start)} if start else {}
+    return {"random_search": random_search.search, "rule": _follow_rule} | learned
+
+
+def _follow_rule(session: Session) -> Result:
+    """Search as the teacher of pre-training would."""
+    env = FusionSchemeEnv(ledger=session.ledger)
+    units = session.ledger.units or 0
+    search = SearchEpisode(env, [Search(lambda _: session.ledger)], (units, units), settle=False)
+    observation, _ = search.reset(seed=session.seed)
+    over = False
+    while not over:
+        action = teacher_action(observation, search.action_masks())
+        observation, _, over, _, _ = search.step(np.int64(action))
+    env.close()
+    return session.result("rule")
 
 
 def _rollout_regret(session: Session, start: Checkpoint | None) -> float:
@@ -113,7 +153,8 @@ def _random_scheme_regret(session: Session) -> float:
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians over seeds, and how often the agent was better."""
-    regrets = {f"median_{name}_regret": median(row[f"{name}_regret"] for row in rows) for name in REGRETS}
+    taken = [name for name in REGRETS if f"{name}_regret" in rows[0]]
+    regrets = {f"median_{name}_regret": median(row[f"{name}_regret"] for row in rows) for name in taken}
     return regrets | {
         "seeds": len(rows),
         "better_than_random_search": sum(row["recommendation_regret"] < row["random_search_regret"] for row in rows),

@@ -6,12 +6,12 @@ from tempfile import NamedTemporaryFile
 from typing import Any, Protocol
 
 from atoffer_rl.errors import LaunchError
+from atoffer_rl.kernels.choice_program import template_program
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.device_array import upload, zeros
 from atoffer_rl.kernels.driver_launch import OVERLAPPING_CAPABILITY, DriverLaunch
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.program import KernelProgram, Program
-from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
 
@@ -123,7 +123,7 @@ def load_choice(workload: Workload, choice: Choice) -> Launchable:
         CompileError: If the compiler refuses it.
         LaunchError: If the driver or the library refuses it.
     """
-    program = template_named(choice.template).program(workload, choice)
+    program = template_program(workload, choice)
     if not isinstance(program, KernelProgram):
         return load_program(program)
     return load_program(program, CubinCache().compiled(program, current_device().arch))

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from atoffer_rl.device import H100, DeviceSpec
+from atoffer_rl.device import DEFAULT_DEVICE, DeviceSpec
 from atoffer_rl.errors import NoTemplate, SchemeError
 from atoffer_rl.kernels.registry import ALL_RUNS, all_templates, template_choices, template_named
 from atoffer_rl.kernels.space import load_space
@@ -30,7 +30,7 @@ class LegalSpace:
     """
 
     workload: Workload
-    device: DeviceSpec = H100
+    device: DeviceSpec = DEFAULT_DEVICE
     standalone: bool = False
 
     def __contains__(self, choice: object) -> bool:

@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from atoffer_rl.atoffer_code import AtofferProgram
-from atoffer_rl.device import H100, DeviceSpec
+from atoffer_rl.device import DEFAULT_DEVICE, DeviceSpec
 from atoffer_rl.errors import NoTemplate
 from atoffer_rl.kernels.legal_space import PLAINEST
 from atoffer_rl.kernels.registry import template_choices, template_named
@@ -32,7 +32,7 @@ class _Way(NamedTuple):
     runs: tuple[Run, ...] = ()
 
 
-def lower(program: AtofferProgram, workload: Workload, device: DeviceSpec = H100) -> Scheme:
+def lower(program: AtofferProgram, workload: Workload, device: DeviceSpec = DEFAULT_DEVICE) -> Scheme:
     """The scheme that `program` becomes for `workload`.
 
     A run that no single generated template implements is split into the fewest that some template does, the

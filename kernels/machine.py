@@ -7,7 +7,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from atoffer_rl.device import MEASURED, DeviceSpec
+from atoffer_rl.device import KNOWN_DEVICES, DeviceSpec
 from atoffer_rl.kernels.compiler import compiler_version
 from atoffer_rl.trial import Machine
 
@@ -43,19 +43,16 @@ def gpu_count() -> int:
 
 
 def current_device() -> DeviceSpec:
-    """The current CUDA device; a model whose rates were measured has them, others have estimates."""
+    """The current CUDA device: a known model if all its multiprocessors are there, else with rates by its clocks."""
     from cupy.cuda import runtime
 
     index = runtime.getDevice()
     properties: dict[str, Any] = runtime.getDeviceProperties(index)
-    major, minor = properties["major"], properties["minor"]
-    name = properties["name"].decode()
-    # From Hopper on, some instructions exist for the architecture-specific target only.
-    arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
-    multiprocessors = properties["multiProcessorCount"]
-    for known in MEASURED:
+    name, multiprocessors = properties["name"].decode(), properties["multiProcessorCount"]
+    for known in KNOWN_DEVICES:
         if (name, multiprocessors) == (known.name, known.multiprocessors):
             return known
+    major, minor = properties["major"], properties["minor"]
     clock_hz = runtime.deviceGetAttribute(CLOCK_ATTRIBUTE, index) * 1e3
     bus_bytes = runtime.deviceGetAttribute(BUS_WIDTH_ATTRIBUTE, index) / 8
     memory_hz = runtime.deviceGetAttribute(MEMORY_CLOCK_ATTRIBUTE, index) * 1e3
@@ -63,7 +60,8 @@ def current_device() -> DeviceSpec:
     per_clock = multiprocessors * clock_hz * ATTAINABLE_RATE / 1e12
     return DeviceSpec(
         name=name,
-        arch=arch,
+        # From Hopper on, some instructions exist for the architecture-specific target only.
+        arch=f"sm_{major}{minor}" + ("a" if major >= 9 else ""),
         multiprocessors=multiprocessors,
         shared_bytes_per_block=properties["sharedMemPerBlockOptin"],
         shared_bytes_per_multiprocessor=properties["sharedMemPerMultiprocessor"],

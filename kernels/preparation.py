@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from atoffer_rl.kernels.child import first_line
+from atoffer_rl.kernels.choice_program import ProgramOf
 from atoffer_rl.kernels.compile_pool import Compiled, CompilePool
 from atoffer_rl.kernels.cubin_cache import CubinCache, program_hash
 from atoffer_rl.kernels.program import KernelProgram, Program
-from atoffer_rl.kernels.worker import ProgramOf
 from atoffer_rl.trial import Request, SegmentRequest
 
 READY_AHEAD = 32

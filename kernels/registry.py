@@ -4,7 +4,7 @@ import pkgutil
 from functools import cache, lru_cache
 from importlib import import_module
 
-from atoffer_rl.device import H100, DeviceSpec
+from atoffer_rl.device import DEFAULT_DEVICE, DeviceSpec
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.kernels import templates as templates_package
 from atoffer_rl.kernels.space import MAX_CHOICES, load_space
@@ -41,7 +41,9 @@ def template_named(name: str) -> Template:
 
 
 @lru_cache(maxsize=4096)
-def template_choices(name: str, workload: Workload, run: Run, device: DeviceSpec = H100) -> tuple[Choice, ...]:
+def template_choices(
+    name: str, workload: Workload, run: Run, device: DeviceSpec = DEFAULT_DEVICE
+) -> tuple[Choice, ...]:
     """What template `name` offers for `run`, default first; empty where it cannot implement it."""
     template = template_named(name)
     if run not in template.runs or template.why_not(workload, run, device) is not None:

@@ -3,9 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from atoffer_rl.kernels.choice_program import template_program
 from atoffer_rl.kernels.cubin_cache import program_hash
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.kernels.worker import template_program
 from atoffer_rl.records import RecordedTable
 from atoffer_rl.trial import SegmentRequest, request_key
 from atoffer_rl.workload import Workload

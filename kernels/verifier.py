@@ -9,18 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atoffer_rl.kernels.inputs import Inputs, draw_inputs
 from atoffer_rl.kernels.launch import Launchable, load_choice
-from atoffer_rl.kernels.reference import (
-    Inputs,
-    Precision,
-    batch_chunks,
-    draw_inputs,
-    reads_offsets,
-    run_reference,
-    unpacked_tensors,
-    unpacked_workload,
-    without_padding,
-)
+from atoffer_rl.kernels.packing import reads_offsets, unpacked_tensors, unpacked_workload, without_padding
+from atoffer_rl.kernels.reference import Precision, batch_chunks, run_reference
 from atoffer_rl.kernels.verify import (
     EAGER_ERROR,
     ENOUGH_ELEMENTS,
@@ -32,13 +24,13 @@ from atoffer_rl.kernels.verify import (
     Verdict,
     differences,
 )
-from atoffer_rl.operators import run_operators, run_results, run_weights
+from atoffer_rl.operators import MERGE_OPERATOR, run_operators, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs
 from atoffer_rl.workload import Workload
 
-LAST_PADDED = 6
+LAST_PADDED = MERGE_OPERATOR
 """Results of later operators mean nothing in rows beyond a sequence's length; up to here there must be zeros."""
 KEPT_SHARE, MOST_HOST_BYTES = 0.04, 2**30
 """Of a GPU's memory, or of the host's: inputs and references of a run that take more are not kept."""
@@ -211,11 +203,11 @@ class Case:
         return torch.stack(chunks).amax(dim=0)
 
 
-def verify_choice(workload: Workload, choice: Choice, seed: int = 0) -> Verdict:
+def verify_choice(workload: Workload, choice: Choice) -> Verdict:
     """Compile `choice` for the current GPU, load it and verify it.
 
     Raises:
         CompileError: If the compiler refuses it.
         LaunchError: If it cannot be loaded or launched.
     """
-    return Verifier(workload, choice.run, seed).judge(load_choice(workload, choice))
+    return Verifier(workload, choice.run).judge(load_choice(workload, choice))

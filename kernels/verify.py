@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoffer_rl.kernels.reference import TORCH_DTYPES
+from atoffer_rl.kernels.torch_dtypes import TORCH_DTYPES
 from atoffer_rl.tensors import Tensor as Description
 
 BUDGET_FACTOR = 2.0

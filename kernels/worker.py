@@ -4,30 +4,29 @@ import gc
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import DisturbedTiming
 from atoffer_rl.kernels.anchors import STREAM_BYTES, anchor_programs
 from atoffer_rl.kernels.child import JobMaker, first_line
+from atoffer_rl.kernels.choice_program import ProgramOf, template_program
 from atoffer_rl.kernels.neighbour import load_neighbour
-from atoffer_rl.kernels.program import Program
-from atoffer_rl.kernels.registry import template_named
-from atoffer_rl.kernels.timing import MIN_REPLAYS, Neighbour, SegmentContext, Timing, time_forward, time_launches
-from atoffer_rl.operators import LAYER_INPUT, run_results, run_weights
+from atoffer_rl.kernels.tasks import AnchorTask, ForwardTask, Greeting, Measured, SegmentTask, Task
+from atoffer_rl.kernels.timing import Neighbour, SegmentContext, Timing, time_forward, time_launches
+from atoffer_rl.operators import run_results, run_weights
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs
-from atoffer_rl.trial import TRANSIENT, ForwardRequest, Machine, SegmentRequest, Status
+from atoffer_rl.trial import TRANSIENT, Status
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
+    from atoffer_rl.kernels.encoder_memory import EncoderMemory
     from atoffer_rl.kernels.verifier import Verifier
     from atoffer_rl.kernels.verify import Verdict
 
-ProgramOf: TypeAlias = Callable[[Workload, Choice], Program]
 SPIN_SECONDS = 0.1
 WARM_SECONDS = 1.0
 IDLE_SECONDS = 0.2
@@ -35,95 +34,6 @@ CONTEXT_BYTES = 2 * 2**30
 """More than a process's own context and libraries take of the GPU's memory."""
 CONTEXTS, VERIFIERS = 4, 2
 """Of the last runs so many are ready to be timed, and to be verified: compilers finish a little out of order."""
-
-
-@dataclass(frozen=True)
-class SegmentTask:
-    """Verify and time one choice.
-
-    Attributes:
-        request: What.
-        cubin: Its machine code; None for a library call.
-        neighbour: Machine code of the kernel that its launches follow.
-        replays: Replays to time.
-    """
-
-    request: SegmentRequest
-    cubin: bytes | None
-    neighbour: bytes
-    replays: int = MIN_REPLAYS
-
-
-@dataclass(frozen=True)
-class ForwardTask:
-    """Verify and time a whole forward.
-
-    Attributes:
-        request: What.
-        cubins: Machine code of each segment; None for a library call.
-        replays: Replays to time.
-    """
-
-    request: ForwardRequest
-    cubins: tuple[bytes | None, ...]
-    replays: int = MIN_REPLAYS
-
-
-@dataclass(frozen=True)
-class AnchorTask:
-    """Time the anchor kernels.
-
-    Attributes:
-        cubins: Their machine code, by name.
-    """
-
-    cubins: Mapping[str, bytes]
-
-
-Task: TypeAlias = SegmentTask | ForwardTask | AnchorTask
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What came of a task.
-
-    Attributes:
-        status: For an anchor, `ok`.
-        reason: One line on a failure.
-        samples_us: Every timed replay.
-        anchors_us: Latency of each anchor, for an anchor task.
-        max_error: Largest error seen while verifying.
-        error_budget: What it was allowed to be.
-        verify_seconds: Time verification took.
-        measure_seconds: Time timing took.
-        detail: Clock, temperature, the neighbour's latency, a library's algorithm, the lengths that were timed; of a
-            failure, whether it is transient.
-        broken: Whether the process must be replaced: its CUDA context is of no more use.
-    """
-
-    status: Status
-    reason: str = ""
-    samples_us: tuple[float, ...] = ()
-    anchors_us: Mapping[str, float] = field(default_factory=dict)
-    max_error: float | None = None
-    error_budget: float | None = None
-    verify_seconds: float = 0.0
-    measure_seconds: float = 0.0
-    detail: Mapping[str, Any] = field(default_factory=dict)
-    broken: bool = False
-
-
-@dataclass(frozen=True)
-class Greeting:
-    """What the process says of itself when it has started."""
-
-    machine: Machine
-    device: DeviceSpec
-
-
-def template_program(workload: Workload, choice: Choice) -> Program:
-    """The program that the choice's own template makes of it."""
-    return template_named(choice.template).program(workload, choice)
 
 
 def gpu_job_maker(program_of: ProgramOf = template_program) -> JobMaker:
@@ -161,55 +71,6 @@ def timed_lengths(workload: Workload) -> dict[str, list[int]]:
 def lacks_memory(error: Exception) -> bool:
     """Whether the GPU had too little memory; CuPy, torch and the driver say so in classes of their own."""
     return "out of memory" in str(error).lower().replace("_", " ")
-
-
-class EncoderMemory:
-    """Input, lengths and offsets, output and every layer's own weights of an encoder, as torch tensors on the device.
-
-    Args:
-        workload: Whose.
-        seed: Of the values.
-    """
-
-    def __init__(self, workload: Workload, seed: int) -> None:
-        import torch
-
-        from atoffer_rl.kernels.encoder import addresses
-        from atoffer_rl.kernels.reference import (
-            TORCH_DTYPES,
-            Precision,
-            draw_weights,
-            encoder_reference,
-            sequence_tensors,
-            typical_lengths,
-        )
-
-        device, dtype = torch.device("cuda", torch.cuda.current_device()), TORCH_DTYPES[workload.element]
-        shape = layer_tensors(workload)[LAYER_INPUT].shape
-        self.workload = workload
-        source = torch.Generator(device).manual_seed(seed)
-        self.x = torch.randn(shape, generator=source, device=device).to(dtype)
-        self.out = torch.empty_like(self.x)
-        self._layers = [draw_weights(workload, seed + layer, device) for layer in range(workload.layers)]
-        self.weights = [addresses(layer) for layer in self._layers]
-        self.lengths = typical_lengths(workload, device) if workload.padded else None
-        self.sequences = {} if self.lengths is None else sequence_tensors(workload, self.lengths)
-        self._exact = encoder_reference(workload, self.x, self._layers, lengths=self.lengths)
-        self._eager = encoder_reference(workload, self.x, self._layers, Precision.EAGER, self.lengths)
-
-    def poison(self) -> None:
-        """Fill the output with NaN."""
-        self.out.fill_(float("nan"))
-
-    def verdict(self) -> "Verdict":
-        """Whether the output is right: see verify.py for what an error may be."""
-        from atoffer_rl.kernels.reference import without_padding
-        from atoffer_rl.kernels.verify import compare
-
-        out, exact, eager = self.out, self._exact, self._eager
-        if self.lengths is not None:
-            out, exact, eager = (without_padding(self.workload, rows, self.lengths) for rows in (out, exact, eager))
-        return compare(out, exact, eager, self.workload.element.epsilon)
 
 
 class GpuWorker:
@@ -363,6 +224,8 @@ class GpuWorker:
         )
 
     def _encoder_memory(self, workload: Workload) -> "EncoderMemory":
+        from atoffer_rl.kernels.encoder_memory import EncoderMemory
+
         if self._memory is None or self._memory.workload != workload:
             self._memory = None  # freed before the next is made
             self._memory = EncoderMemory(workload, self._seed)
@@ -376,13 +239,9 @@ class GpuWorker:
     def _new_context(self, workload: Workload, run: Run) -> SegmentContext:
         import torch
 
-        from atoffer_rl.kernels.reference import (
-            TORCH_DTYPES,
-            Inputs,
-            draw_inputs,
-            sequence_tensors,
-            typical_lengths,
-        )
+        from atoffer_rl.kernels.inputs import Inputs, draw_inputs, typical_lengths
+        from atoffer_rl.kernels.packing import sequence_tensors
+        from atoffer_rl.kernels.torch_dtypes import TORCH_DTYPES
 
         device, stored = torch.device("cuda", torch.cuda.current_device()), layer_tensors(workload)
         drawn = draw_inputs(workload, run, Inputs.RANDOM, self._seed, device)

@@ -1,5 +1,6 @@
 """The walk-through in docs/add-a-template.md, followed to the letter in a copy of the sources."""
 
+import ast
 import os
 import re
 import shutil
@@ -45,6 +46,24 @@ def test_its_own_test_passes(followed):
     folder, names = followed
     result = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", names[-1])
     assert result.returncode == 0, result.stdout
+
+
+def imported_names(text):
+    """The (module, name) pairs that Python source imports from this package, inside functions too."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "atoffer_rl":
+            yield from ((node.module, imported.name) for imported in node.names)
+
+
+def test_what_it_imports_is_there(followed):
+    """What runs on a GPU alone, too: no other test here executes that."""
+    folder, names = followed
+    sources = [(folder / name).read_text() for name in names if name.endswith(".py")]
+    imports = sorted({pair for text in sources for pair in imported_names(text)})
+    assert "verify_choice" in {name for _, name in imports}
+    statements = "\n".join(f"from {module} import {name}" for module, name in imports)
+    result = python(folder, "-c", statements)
+    assert result.returncode == 0, result.stderr
 
 
 def test_its_style_passes(followed):

@@ -7,10 +7,10 @@ from typing import Any
 
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import DeviceUnavailable
+from atoffer_rl.kernels.choice_program import template_program
 from atoffer_rl.kernels.cubin_cache import program_hash
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.protocol import Measurer
-from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.table_summary import latencies
@@ -80,8 +80,7 @@ def allowed_bytes(workload: Workload) -> int:
 def source_hash(workload: Workload, device: DeviceSpec) -> str:
     """A hash of every program that ours could be for `workload`."""
     hashes = [
-        program_hash(template_named(choice.template).program(workload, choice))
-        for choice in LegalSpace(workload, device).choices(ATTENTION)
+        program_hash(template_program(workload, choice)) for choice in LegalSpace(workload, device).choices(ATTENTION)
     ]
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]
 

@@ -11,8 +11,10 @@ from atoffer_rl.bench.grids import BEYOND_ATTENTION
 from atoffer_rl.bench.peers import Peer, Weights, encoder_peers, layer_function, prepared
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses, compile_encoder
+from atoffer_rl.kernels.inputs import draw_weights
 from atoffer_rl.kernels.machine import current_device
-from atoffer_rl.kernels.reference import TORCH_DTYPES, Precision, draw_weights, encoder_reference
+from atoffer_rl.kernels.reference import Precision, encoder_reference
+from atoffer_rl.kernels.torch_dtypes import TORCH_DTYPES
 from atoffer_rl.kernels.verify import Verdict, compare
 from atoffer_rl.operators import LAYER_INPUT, WHOLE_LAYER
 from atoffer_rl.roofline import memory_us, run_bytes

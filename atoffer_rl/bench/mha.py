@@ -16,9 +16,10 @@ from atoffer_rl.bench.graph_timing import GRAPH_LAUNCHES
 from atoffer_rl.bench.peers import Peer, attention_function, attention_peers, prepared
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses
+from atoffer_rl.kernels.inputs import Inputs, draw_inputs
 from atoffer_rl.kernels.launch import Launchable, load_choice
 from atoffer_rl.kernels.machine import current_device
-from atoffer_rl.kernels.reference import Inputs, Precision, batch_chunks, draw_inputs, run_reference
+from atoffer_rl.kernels.reference import Precision, batch_chunks, run_reference
 from atoffer_rl.kernels.verify import (
     ENOUGH_ELEMENTS,
     MOST_DRAWS,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoffer_rl.bench.flex_rows import rows_start_kept, tiles_start_kept
 from atoffer_rl.bench.mask_mods import mask_mod
 from atoffer_rl.dtype import DType
 from atoffer_rl.errors import AtofferError
@@ -50,6 +51,8 @@ FLEX_DEFAULT_TILES: dict[tuple[bool, int], Tile] = {
 }
 # What it tries for the kernel that it has for short sequences: (BLOCK_N, num_stages, num_warps).
 DECODE_TILES = ((64, 3, 2), (32, 3, 2), (128, 3, 2), (64, 1, 2))
+LEAST_FLEX_COLUMNS = 32
+"""Of its tiles, where its own choice is unknown."""
 Options: TypeAlias = dict[str, Any]
 
 
@@ -197,8 +200,7 @@ def _flex(workload: Workload, device: torch.device, block: int, options: Options
     blocks = create_block_mask(
         kept, batches if batches > 1 else None, None, seq_len, seq_len, device=str(device), BLOCK_SIZE=block
     )
-    no_empty_row = bool(mask.keep(seq_len).any(axis=-1).all())
-    chosen: Any = options | {"ROWS_GUARANTEED_SAFE": no_empty_row}
+    chosen: Any = options | {"ROWS_GUARANTEED_SAFE": _needs_no_guard(workload, block, options)}
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         result = flex_attention(q, k, v, block_mask=blocks, kernel_options=chosen)
@@ -206,6 +208,13 @@ def _flex(workload: Workload, device: torch.device, block: int, options: Options
         return result
 
     return attention
+
+
+def _needs_no_guard(workload: Workload, block: int, options: Options) -> bool:
+    keep = workload.mask_spec.keep(workload.seq_len)
+    if workload.seq_len < SHORTEST_WITHOUT_DECODING and not options.get("FORCE_USE_FLEX_ATTENTION"):
+        return tiles_start_kept(keep, options.get("BLOCK_N", LEAST_FLEX_COLUMNS))
+    return rows_start_kept(keep, block, options.get("BLOCK_N", LEAST_FLEX_COLUMNS))
 
 
 def _require(package: str) -> None:

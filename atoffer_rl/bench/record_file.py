@@ -91,6 +91,18 @@ class RecordFile:
         write_record(path, self._machine | taken)
 
 
+def mha_rows(path: Path) -> list[Row]:
+    """The rows of a record of `bench mha`.
+
+    Raises:
+        LogError: If it is not there, cannot be read, or holds something else.
+    """
+    record = _earlier_record(path, "mha", _check_mha_row)
+    if record is None:
+        raise LogError(f"there is no record {path}: run atoffer bench mha --json {path}")
+    return [dict(row) for row in record["rows"]]
+
+
 def _kept_rows(path: Path, machine: dict[str, Any]) -> list[Row]:
     """The rows that earlier runs left in `path`.
 

@@ -8,20 +8,28 @@ import typer
 
 from atoffer_rl.agents.registry import LIVE_SEARCHERS, searcher_named
 from atoffer_rl.bench.grids import BEYOND_ATTENTION, GRIDS, grid_workloads
-from atoffer_rl.cli.options import SEQUENCE_NAMES, refuse_options, workload_options
+from atoffer_rl.cli.options import (
+    MAX_BUDGET,
+    SEQUENCE_NAMES,
+    StandaloneOption,
+    StoreOption,
+    at_most,
+    refuse_options,
+    workload_options,
+)
 from atoffer_rl.cli.output import print_line, print_table
 from atoffer_rl.cli.scheme_source import read_scheme
-from atoffer_rl.cli.search_job import MAX_BUDGET, opened_measurer
+from atoffer_rl.cli.search_job import opened_measurer
 from atoffer_rl.errors import AtofferError, LaunchError
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
     from atoffer_rl.bench.mha_run import MhaRun
-    from atoffer_rl.kernels.measurers.protocol import Measurer
 
 app = typer.Typer(
-    help="Time ours beside eager and compiled PyTorch, with SDPA and FlexAttention, on this GPU.\n\n"
+    help="Time ours beside PyTorch on this GPU.\n\n"
+    "PyTorch runs eager and compiled, with SDPA and with FlexAttention.\n\n"
     "Example: atoffer bench encoder --batch 16 --seq-len 256 --mask strided",
     no_args_is_help=True,
 )
@@ -30,9 +38,10 @@ full_sequences = partial(workload_options, without=SEQUENCE_NAMES)
 """The peers take no sequence lengths."""
 attention_alone = partial(workload_options, without=(*SEQUENCE_NAMES, *BEYOND_ATTENTION))
 """Nor does attention heed what the rest of an encoder is made of."""
-RecordOption = Annotated[Path | None, typer.Option("--json", help="Also write the record, with all samples, here.")]
-ReplaysOption = Annotated[int, typer.Option(min=20, help="Samples of each contender.")]
-StoreOption = Annotated[Path | None, typer.Option(help="Where live trials are kept.")]
+RecordOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the record, with all samples, here.")
+]
+ReplaysOption = Annotated[int, typer.Option(metavar="N", min=20, help="Samples of each contender.")]
 
 
 @app.command("mha")
@@ -42,16 +51,20 @@ def mha(
     context: typer.Context,
     workload: Workload,
     grid: Annotated[
-        str | None, typer.Option(help=f"Cells to run instead of the one workload: {', '.join(GRIDS)}.")
+        str | None,
+        typer.Option(metavar="NAME", help=f"Cells to run instead of the one workload: {', '.join(GRIDS)}."),
     ] = None,
     replays: ReplaysOption = 30,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells prepared side by side; as many as there are CPUs by default.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Cells prepared side by side; as many as there are CPUs by default."),
     ] = None,
     store: StoreOption = None,
     json: RecordOption = None,
 ) -> None:
-    """Attention from the fused QKV projection to merged heads; the same --json again goes on where it stopped.
+    """Time attention alone.
+
+    It reaches from the fused QKV projection to merged heads. The same --json again goes on where it stopped.
 
     Example: atoffer bench mha --grid paper --json mha_paper.json
     """
@@ -105,18 +118,25 @@ def encoder(
     context: typer.Context,
     workload: Workload,
     scheme: Annotated[
-        Path | None, typer.Option(help="JSON file with our scheme; by default it is searched for, live.")
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON file with our scheme; by default it is searched for, live."),
     ] = None,
     searcher: Annotated[
-        str, typer.Option(help=f"Who searches where no scheme is given: {', '.join(LIVE_SEARCHERS)}.")
+        str,
+        typer.Option(metavar="NAME", help=f"Who searches where no scheme is given: {', '.join(LIVE_SEARCHERS)}."),
     ] = "ppo",
-    budget: Annotated[int, typer.Option(min=1, max=MAX_BUDGET, help="Units of that search.")] = 128,
-    standalone: Annotated[bool, typer.Option("--standalone", help="Only generated kernels in that search.")] = False,
+    budget: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, callback=at_most(MAX_BUDGET), help="New choices that the search measures."),
+    ] = 128,
+    standalone: StandaloneOption = False,
     replays: ReplaysOption = 30,
     store: StoreOption = None,
     json: RecordOption = None,
 ) -> None:
-    """The whole encoder forward, ours under a scheme found live or given.
+    """Time a whole encoder forward.
+
+    Ours runs under a scheme that is found live or given.
 
     Example: atoffer bench encoder --batch 16 --seq-len 256 --mask strided --json encoder.json
     """
@@ -125,18 +145,14 @@ def encoder(
     from atoffer_rl.bench.record_file import check_encoder_target
     from atoffer_rl.kernels.legal_space import LegalSpace
 
-    if scheme is not None:
-        refuse_options(context, ("searcher", "budget", "standalone", "store"), "with --scheme nothing is searched for")
-    elif searcher not in LIVE_SEARCHERS:
-        raise AtofferError(f"{searcher!r} cannot search live: use --searcher {' or '.join(LIVE_SEARCHERS)}")
+    _check_search(context, scheme, searcher)
     if json is not None:
         check_encoder_target(json)
     device = device_here()
     if scheme is not None:
         chosen = read_scheme(scheme, LegalSpace(workload, device))
     else:
-        with opened_measurer("cuda", workload, store, quiet=False) as measurer:
-            chosen = _search(workload, measurer, searcher, budget, standalone)
+        chosen = _search(workload, store, searcher, budget, standalone)
     from atoffer_rl.bench.encoder import bench_encoder
 
     row = bench_encoder(workload, chosen, replays)
@@ -146,11 +162,24 @@ def encoder(
     print_table(*table_of([row]))
 
 
-def _search(workload: Workload, measurer: "Measurer", searcher: str, budget: int, standalone: bool) -> Scheme:
+def _check_search(context: typer.Context, scheme: Path | None, searcher: str) -> None:
+    """Accept a searcher that can search live, or a scheme instead of a search.
+
+    Raises:
+        AtofferError: If it cannot, or there is a scheme and options of a search.
+    """
+    if scheme is not None:
+        refuse_options(context, ("searcher", "budget", "standalone", "store"), "with --scheme nothing is searched for")
+    elif searcher not in LIVE_SEARCHERS:
+        raise AtofferError(f"{searcher!r} cannot search live: use --searcher {' or '.join(LIVE_SEARCHERS)}")
+
+
+def _search(workload: Workload, store: Path | None, searcher: str, budget: int, standalone: bool) -> Scheme:
     from atoffer_rl.agents.session import Session
     from atoffer_rl.kernels.ledger import Ledger
 
-    result = searcher_named(searcher)(Session(Ledger(workload, measurer, budget, standalone=standalone)))
+    with opened_measurer("cuda", workload, store, quiet=False) as measurer:
+        result = searcher_named(searcher)(Session(Ledger(workload, measurer, budget, standalone=standalone)))
     print_line(f"{searcher} found {result.latency_us:.1f} us a layer with {result.units} units")
     return result.scheme
 

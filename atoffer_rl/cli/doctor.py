@@ -13,7 +13,7 @@ FAILS = "fails:"
 
 
 def command(*, json: JsonOption = False) -> None:
-    """Say what works on this machine, and what is missing for the rest.
+    """Say what works on this machine, and what is missing.
 
     Example: atoffer doctor
     """

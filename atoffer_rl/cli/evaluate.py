@@ -5,8 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoffer_rl.cli import search_job as job
-from atoffer_rl.cli.options import JsonOption, refuse_options, workload_options
+from atoffer_rl.cli.options import (
+    MAX_BUDGET,
+    JsonOption,
+    MeasurerOption,
+    SeedOption,
+    StandaloneOption,
+    StoreOption,
+    at_most,
+    refuse_options,
+    workload_options,
+)
 from atoffer_rl.cli.policy_source import read_policy
+from atoffer_rl.cli.search_report import report_proposal, report_rollout
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
@@ -20,17 +31,25 @@ def command(
     *,
     context: typer.Context,
     workload: Workload,
-    policy: Annotated[str, typer.Option(help="Policy or checkpoint.zip; shipped for the one that ships.")] = "shipped",
+    policy: Annotated[
+        str, typer.Option(metavar="POLICY", help="Policy or checkpoint.zip; shipped for the one that ships.")
+    ] = "shipped",
     budget: Annotated[
-        int, typer.Option(min=0, max=job.MAX_BUDGET, help="Choices the policy may measure before its rollout.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            callback=at_most(MAX_BUDGET),
+            help="Choices the policy may measure before it builds its scheme; with 0 it proposes one unseen.",
+        ),
     ] = 0,
-    measurer: job.MeasurerOption = "auto",
-    standalone: job.StandaloneOption = False,
-    seed: job.SeedOption = 0,
-    store: job.StoreOption = None,
+    measurer: MeasurerOption = "auto",
+    standalone: StandaloneOption = False,
+    seed: SeedOption = 0,
+    store: StoreOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Let a policy build its scheme, and say how good it is.
+    """Let a policy build its scheme; say how good it is.
 
     A checkpoint of a run on this workload, standalone or not alike, builds it of what that run measured.
 
@@ -46,7 +65,8 @@ def command(
         refuse_options(context, ("seed",), "the checkpoint's run on this workload has a seed of its own")
     with job.opened_measurer(measurer, workload, store, json) as opened:
         session = _session(checkpoint, workload, opened, budget, standalone, seed)
-        return job.finish(evaluate(checkpoint, session), session, None, json)
+        report = report_rollout if session.ledger.units else report_proposal
+        return job.finish(evaluate(checkpoint, session), session, None, json, report)
 
 
 def _session(

@@ -9,8 +9,8 @@ import typer
 
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line, print_table
-from atoffer_rl.cli.scheme_source import read_scheme, recorded_table
-from atoffer_rl.device import H100, DeviceSpec
+from atoffer_rl.cli.scheme_source import device_of, read_scheme, recorded_table
+from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import NotRecorded, SchemeError
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.operators import run_operators
@@ -55,19 +55,20 @@ def command(
     *,
     workload: Workload,
     scheme: Annotated[
-        Path | None, typer.Option(help="JSON file with a scheme: a scheme, a search's result or a manifest.")
+        Path | None, typer.Option(metavar="FILE", help="JSON file with a scheme, a search's result or a manifest.")
     ] = None,
-    code: Annotated[int | None, typer.Option(help="Explain what this AToffer code becomes instead.")] = None,
+    code: Annotated[int | None, typer.Option(metavar="CODE", help="Explain what this AToffer code becomes.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a scheme does segment by segment; without --scheme or --code, the best recorded one.
+    """Show what a scheme does, segment by segment.
 
-    The floor is what device memory and tensor cores need: a segment whose inputs are in the cache may be below it.
+    Without --scheme or --code, the best recorded one. The floor is what device memory and tensor cores need: a segment
+    whose inputs are in the cache may be below it.
 
     Example: atoffer explain --batch 16 --seq-len 256 --code 41115
     """
     table = recorded_table(workload)
-    device = table.device if table is not None else H100
+    device = device_of(table)
     chosen, origin = _chosen(workload, scheme, code, table, device)
     rows = _rows(workload, chosen, table, device)
     if json:
@@ -98,7 +99,7 @@ def _chosen(
         chosen, origin = best_recorded(table, workload)[0], "the best scheme of the recorded table"
     else:
         recorded = list_workloads(recorded_workloads())
-        raise NotRecorded(f"{describe(workload)} was never recorded: give --scheme or --code; recorded: {recorded}")
+        raise NotRecorded(f"{describe(workload)} is not recorded: give --scheme or --code; recorded: {recorded}")
     space.check(chosen)
     return chosen, origin
 
@@ -129,21 +130,27 @@ def _row(workload: Workload, choice: Choice, device: DeviceSpec, measured: Mappi
 
 
 def _why(choice: Choice, measured: Mapping[Choice, float]) -> str | None:
-    """Rank among the choices measured for the same run, the next best of its template, and the best of the others."""
+    """Rank among the choices measured for the same run, and the best others of its template and of another one."""
     if choice not in measured:
         return None
     latency_us = measured[choice]
     rank = sum(us < latency_us for us in measured.values()) + 1
-    place = "fastest" if rank == 1 else f"number {rank}"
+    place = "fastest" if rank == 1 else _ordinal(rank)
     parts = [f"{place} of {len(measured)} measured for [{choice.run.first},{choice.run.last}]"]
     others = [(us, other) for other, us in measured.items() if other != choice]
-    for same, name in ((True, f"next {choice.template}"), (False, "best of the others")):
+    for same, name in ((True, f"the best other {choice.template}"), (False, "the best of another template")):
         rivals = [(us, other) for us, other in others if (other.template == choice.template) is same]
         if rivals:
             us, rival = min(rivals, key=lambda pair: pair[0])
-            values = " ".join(f"{key}={value}" for key, value in rival.parameters)
-            parts.append(f"{name}: {us / latency_us:.2f} times, {rival.template} {values}".rstrip())
+            values = [f"{key}={value}" for key, value in rival.parameters]
+            named = " ".join(values if same else [rival.template, *values])
+            parts.append(f"{name} takes {us / latency_us:.2f} of its time: {named}")
     return "; ".join(parts)
+
+
+def _ordinal(number: int) -> str:
+    teen = number // 10 % 10 == 1
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def _total_us(rows: list[Row]) -> float | None:
@@ -176,6 +183,10 @@ def _print_text(
         ["run", "template", "parameters", "blocks", "MB", "GFLOP", "floor us", "us", "share", "operators"],
         [_cells(row, total_us) for row in rows],
     )
+    if below := [_run(row) for row in rows if row.latency_us is not None and row.latency_us < row.floor_us]:
+        print_line(
+            f"below the floor: {' '.join(below)}; the floor has all bytes come from device memory, theirs may be cached"
+        )
     for row in rows:
         if row.why is not None:
             print_line(f"{row.template}: {row.why}")
@@ -189,10 +200,14 @@ def _print_text(
         )
 
 
+def _run(row: Row) -> str:
+    return f"[{row.run[0]},{row.run[1]}]"
+
+
 def _cells(row: Row, total_us: float | None) -> tuple[object, ...]:
     share = f"{row.latency_us / total_us:.1%}" if row.latency_us is not None and total_us else "-"
     return (
-        f"[{row.run[0]},{row.run[1]}]",
+        _run(row),
         row.template,
         " ".join(f"{name}={value}" for name, value in row.parameters.items()),
         row.blocks or "-",

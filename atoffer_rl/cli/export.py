@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.options import JsonOption, StandaloneOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line
-from atoffer_rl.cli.scheme_source import read_scheme, recorded_table
-from atoffer_rl.device import H100
+from atoffer_rl.cli.scheme_source import device_of, read_scheme, recorded_table
 from atoffer_rl.errors import NotRecorded
 from atoffer_rl.records import RecordedTable
 from atoffer_rl.scheme import Scheme
@@ -25,17 +24,20 @@ def command(
     folder: Annotated[Path, typer.Argument(help="Where the export goes; an earlier export there is replaced.")],
     scheme: Annotated[
         Path | None,
-        typer.Option(help="JSON file with a scheme or a search's result; the best recorded scheme by default."),
+        typer.Option(
+            metavar="FILE", help="JSON file with a scheme or a search's result; the best recorded scheme by default."
+        ),
     ] = None,
-    standalone: Annotated[
-        bool, typer.Option("--standalone", help="Only generated kernels, so that the export needs CuPy alone.")
-    ] = False,
+    standalone: StandaloneOption = False,
     arch: Annotated[
-        list[str] | None, typer.Option(help="Compiler target, such as sm_90a; may be given more than once.")
+        list[str] | None,
+        typer.Option(metavar="ARCH", help="Compiler target, such as sm_90a; may be given more than once."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Export a scheme: sources, cubins, manifest and runtime. Needs no GPU.
+    """Write a scheme as a folder of kernels; needs no GPU.
+
+    The folder holds sources, cubins, a manifest and a runtime, and runs without this package.
 
     Example: atoffer export out/scheme --batch 16 --seq-len 256 --mask strided --arch sm_90a
     """
@@ -43,7 +45,7 @@ def command(
     from atoffer_rl.kernels.legal_space import LegalSpace
 
     table = recorded_table(workload)
-    device = table.device if table is not None else H100
+    device = device_of(table)
     space = LegalSpace(workload, device, standalone)
     chosen = read_scheme(scheme, space) if scheme is not None else _best_recorded(space, table)
     trials = table.segments(workload) if table is not None else {}
@@ -61,5 +63,5 @@ def _best_recorded(space: "LegalSpace", table: RecordedTable | None) -> Scheme:
     from atoffer_rl.table_summary import best_recorded
 
     if table is None:
-        raise NotRecorded("this workload was never recorded: give --scheme, such as a search's result.json")
+        raise NotRecorded("this workload is not recorded: give --scheme, such as a search's result.json")
     return best_recorded(table, space.workload, space)[0]

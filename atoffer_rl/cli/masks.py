@@ -28,16 +28,24 @@ _KEEPS = {
 HEAD_DIM, ELEMENT_BYTES = 64, 2
 ROW_BYTES = HEAD_DIM * ELEMENT_BYTES
 """Of the head that plans are compared for."""
+COLUMNS_MEAN = (
+    "items: thread blocks of a head; a row: columns gathered, and multiplied; KiB: moved; "
+    "of dense: share of what dense takes"
+)
 _EXAMPLES = {"document": "document:lengths=100/156", "file": "file:mask.npy"}
 
 
 def command(
     mask: Annotated[str | None, typer.Argument(help="A mask, such as sliding:window=64; none lists them all.")] = None,
-    seq_len: Annotated[int, typer.Option(help="Tokens in a sequence.", min=1, max=MAX_SEQ_LEN)] = 256,
-    png: Annotated[Path | None, typer.Option(help="Draw the mask and its best plan here.")] = None,
+    seq_len: Annotated[int, typer.Option(metavar="N", help="Tokens in a sequence.", min=1, max=MAX_SEQ_LEN)] = 256,
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the mask, and the plan of least products x KiB, here.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List the masks, or show the structure of one and what the plans of gathered attention save.
+    """List the masks, or show the structure of one.
+
+    With a mask, also what the plans of gathered attention save.
 
     Example: atoffer masks strided --seq-len 1024 --png strided.png
     """
@@ -84,8 +92,9 @@ def _print_structure(mask: Mask, seq_len: int, plans: tuple[PlanSummary, ...]) -
     if not plans:
         print_line(f"plans of gathered attention are shown for masks of up to {MOST_PAIRS:,} pairs in all")
         return
-    print_line(f"plans of gathered attention, for a head of {HEAD_DIM} channels of {8 * ELEMENT_BYTES} bits;")
-    print_line(f"dense: every tile gathers, and every row multiplies, {seq_len:,} columns")
+    print_line(f"plans of gathered attention, for a head of {HEAD_DIM} channels of {8 * ELEMENT_BYTES} bits")
+    print_line(f"dense: in the same tiles, every tile gathers, and every row multiplies, {seq_len:,} columns")
+    print_line(COLUMNS_MEAN)
     print_plans(plans, seq_len, ROW_BYTES)
 
 

@@ -7,6 +7,7 @@ from atoffer_rl.plan_summary import PlanSummary, best_plan, dense_summary
 from atoffer_rl.row_order import Order
 
 KIB = 1024
+LEAST = "least products x KiB"
 
 
 def order_name(order: Order) -> str:
@@ -39,15 +40,15 @@ def _costs(plan: PlanSummary, seq_len: int) -> dict[str, float]:
 
 
 def print_plans(plans: tuple[PlanSummary, ...], seq_len: int, row_bytes: int) -> None:
-    """Write the plans as a table, and what the best of them saves."""
+    """Write the plans as a table, and what the one of least products times bytes saves."""
     best = best_plan(plans)
     names = ["rows tiled", "tile rows", "items"]
     for what in ("gathered a row", "products a row", "KiB a head"):
         names += [what, "of dense"]
-    print_table([*names, ""], [(*_row(plan, seq_len, row_bytes), "best" * (plan is best)) for plan in plans])
+    print_table([*names, ""], [(*_row(plan, seq_len, row_bytes), LEAST * (plan is best)) for plan in plans])
     dense = dense_summary(seq_len, best.tile_rows, row_bytes)
     print_line(
-        f"best (least products times bytes): {order_name(best.order)}, {best.tile_rows} rows: "
+        f"{LEAST}: {order_name(best.order)}, {best.tile_rows} rows: "
         f"{_share(best.products, dense.products)} of dense's products, "
         f"{_share(best.size_bytes, dense.size_bytes)} of its bytes; which is fastest, only a measurement says"
     )

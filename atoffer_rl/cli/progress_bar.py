@@ -1,10 +1,16 @@
 """Progress on stderr."""
 
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
+
+
+def shows_progress(asked: bool | None, quiet: bool) -> bool:
+    """Whether a bar is shown: as asked for, else on a terminal unless all is quiet."""
+    return not quiet and sys.stderr.isatty() if asked is None else asked
 
 
 class ProgressBar:

@@ -2,18 +2,28 @@
 
 from math import isnan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoffer_rl.cli.json_file import read_json
-from atoffer_rl.cli.options import WORKLOAD_NAMES, JsonOption, refuse_options, workload_options
+from atoffer_rl.cli.options import (
+    WORKLOAD_NAMES,
+    JsonOption,
+    ProgressOption,
+    StoreOption,
+    refuse_options,
+    workload_options,
+)
 from atoffer_rl.cli.output import print_json, print_line
-from atoffer_rl.cli.progress_bar import ProgressBar
+from atoffer_rl.cli.progress_bar import ProgressBar, shows_progress
 from atoffer_rl.errors import AtofferError, NotRecorded, WorkloadError
 from atoffer_rl.records import RECORDS_FOLDER, RecordedTable, describe
 from atoffer_rl.table_summary import SumCheck, check_sums
 from atoffer_rl.workload import Workload
+
+if TYPE_CHECKING:
+    from atoffer_rl.kernels.recording import Recording
 
 
 @workload_options
@@ -21,19 +31,35 @@ def command(
     *,
     context: typer.Context,
     workload: Workload,
-    name: Annotated[str, typer.Option(help="Name of the table's file.")] = "table",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the table's file.")] = "table",
     workloads: Annotated[
-        Path | None, typer.Option(help="JSON file with a list of workloads to record together, instead of one.")
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON file with a list of workloads to record together, instead of one."),
     ] = None,
-    forwards: Annotated[int, typer.Option(min=0, help="Whole forwards to measure of each workload.")] = 200,
+    forwards: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Whole forwards to measure of each workload.")
+    ] = 200,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="Stop cleanly after about so many. [default: no limit]")
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0, help="Stop cleanly after about so many, by the clock. [default: no limit]"
+        ),
     ] = None,
-    store: Annotated[Path | None, typer.Option(help="Where trials are kept between calls.")] = None,
-    folder: Annotated[Path, typer.Option(help="Where the table is written.")] = RECORDS_FOLDER,
+    store: StoreOption = None,
+    folder: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            show_default=False,
+            help="Where the table is written. [default: beside the tables of the package, where replay finds it]",
+        ),
+    ] = RECORDS_FOLDER,
+    progress: ProgressOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure every legal choice of a workload, and go on where an earlier call stopped.
+    """Measure every legal choice of a workload, live.
+
+    The same command again goes on where an earlier one stopped.
 
     Example: atoffer record --batch 16 --seq-len 256 --mask strided --name bert-16-256
     """
@@ -50,7 +76,7 @@ def command(
     measurer, line = open_cuda(place, cubin_folder=place.parent / "record-cubins")
     _say(line, json)
     try:
-        with ProgressBar(visible=not json) as bar:
+        with ProgressBar(shows_progress(progress, quiet=json)) as bar:
             recording = record_table(
                 measurer,
                 asked,
@@ -63,6 +89,10 @@ def command(
             )
     finally:
         measurer.close()
+    _report(recording, place, json)
+
+
+def _report(recording: "Recording", store: Path, json: bool) -> None:
     checks = _checks(recording.table) if recording.table is not None else {}
     if json:
         print_json(
@@ -79,7 +109,7 @@ def command(
     if recording.path is not None:
         print_line(f"table written to {recording.path} ({recording.path.stat().st_size:,} bytes)")
     if not recording.complete:
-        print_line(f"not complete yet: run the same command again to go on (trials kept in {place})")
+        print_line(f"not complete yet: run the same command again to go on (trials kept in {store})")
 
 
 def read_workloads(path: Path) -> list[Workload]:

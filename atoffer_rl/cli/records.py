@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from atoffer_rl.cli.options import JsonOption
+from atoffer_rl.cli.options import JsonOption, StoreOption, options_of
 from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.cli.record import sentence, summary
 from atoffer_rl.errors import NotRecorded, StoreError
@@ -15,19 +15,24 @@ from atoffer_rl.store import Store, read_jsonl
 from atoffer_rl.table_summary import check_sums
 
 app = typer.Typer(
-    help="Recorded tables and the store of live trials.\n\nExample: atoffer records list", no_args_is_help=True
+    help="Look after recorded tables and live trials.\n\nExample: atoffer records list", no_args_is_help=True
 )
-StoreOption = Annotated[Path | None, typer.Option(help="The store; the default one if left out.")]
-FolderOption = Annotated[Path, typer.Option(help="Where the tables are.")]
+FolderOption = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", show_default=False, help="Where the tables are. [default: those of the package]"),
+]
 
 
 @app.command("list")
 def list_command(*, store: StoreOption = None, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = False) -> None:
-    """List the recorded tables, and what the store holds.
+    """List recorded workloads, and what the store holds.
+
+    The options name the workload in other commands.
 
     Example: atoffer records list
     """
-    rows = []
+    columns = ["file", "device", "workload", "choices", "failed", "forwards"]
+    rows, shown = [], []
     for path in (paths := _tables(folder)):
         table = load_table(path)
         for workload in table.header.workloads:
@@ -43,13 +48,13 @@ def list_command(*, store: StoreOption = None, folder: FolderOption = RECORDS_FO
                     "forwards": len(table.forwards(workload)),
                 }
             )
+            shown.append((*(rows[-1][column] for column in columns), options_of(workload)))
     counts = _store_counts(store)
     if json:
         print_json({"tables": rows, "store": {"path": str(_store_path(store)), "trials": counts}})
         return
-    columns = ["file", "table", "device", "workload", "choices", "failed", "forwards"]
     if paths:
-        print_table(columns, [[row[column] for column in columns] for row in rows])
+        print_table([*columns, "options"], shown)
     else:
         print_line(f"no recorded tables in {folder}")
     print_line(f"store {_store_path(store)}: {', '.join(f'{n} {what}' for what, n in counts.items()) or 'empty'}")
@@ -76,7 +81,9 @@ def _store_counts(path: Path | None) -> dict[str, int]:
 
 @app.command("check")
 def check_command(*, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = False) -> None:
-    """Say which recorded trials are of sources that have changed since, and how well sums predict forwards.
+    """Check recorded trials against the sources of today.
+
+    Says which are of sources that have changed since, and how well sums predict forwards.
 
     Example: atoffer records check
     """
@@ -129,7 +136,9 @@ def export_command(
 
 @app.command("import")
 def import_command(
-    *, path: Annotated[Path, typer.Argument(help="File that records export wrote.")], store: StoreOption = None
+    *,
+    path: Annotated[Path, typer.Argument(help="File that records export wrote.")],
+    store: StoreOption = None,
 ) -> None:
     """Add the trials of a file of JSON lines to the store.
 

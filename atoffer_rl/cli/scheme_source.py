@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoffer_rl.cli.json_file import read_json
+from atoffer_rl.device import DEFAULT_DEVICE, DeviceSpec
 from atoffer_rl.errors import NotRecorded, SchemeError, WorkloadError
 from atoffer_rl.records import RecordedTable, describe, table_for
 from atoffer_rl.scheme import Scheme
@@ -44,3 +45,8 @@ def recorded_table(workload: Workload) -> RecordedTable | None:
         return table_for(workload)
     except NotRecorded:
         return None
+
+
+def device_of(table: RecordedTable | None) -> DeviceSpec:
+    """The device that `table` was recorded on; the default one without a table."""
+    return table.device if table is not None else DEFAULT_DEVICE

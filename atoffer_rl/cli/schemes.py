@@ -1,18 +1,21 @@
 """`atoffer schemes`: which runs are legal and why, how many schemes there are, what an AToffer code becomes."""
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.options import JsonOption, StandaloneOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line, print_table
-from atoffer_rl.cli.search_job import StandaloneOption
+from atoffer_rl.cli.scheme_source import device_of, recorded_table
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.operators import OPERATOR_COUNT, run_operators
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme, count_partitions, count_schemes
 from atoffer_rl.workload import Workload
+
+if TYPE_CHECKING:
+    from atoffer_rl.kernels.legal_space import LegalSpace
 
 
 @workload_options
@@ -21,13 +24,16 @@ def command(
     workload: Workload,
     count: Annotated[bool, typer.Option("--count", help="Print only how many runs, partitions and schemes.")] = False,
     why: Annotated[
-        tuple[int, int] | None, typer.Option(help="Say why operators FIRST to LAST are legal or not.")
+        tuple[int, int] | None,
+        typer.Option(metavar="FIRST LAST", help="Say why operators FIRST to LAST are legal or not."),
     ] = None,
-    code: Annotated[int | None, typer.Option(help="Show what this AToffer code (0 to 65535) becomes.")] = None,
+    code: Annotated[
+        int | None, typer.Option(metavar="CODE", help="Show what this AToffer code (0 to 65535) becomes.")
+    ] = None,
     standalone: StandaloneOption = False,
     json: JsonOption = False,
 ) -> None:
-    """List the legal runs of a workload, and how many schemes they make.
+    """List a workload's legal runs, and count its schemes.
 
     Example: atoffer schemes --why 10 12 --dtype bfloat16
     """
@@ -37,22 +43,22 @@ def command(
         raise SchemeError(f"{' and '.join(given)} ask for different things: give one of them")
     if code is not None and standalone:
         raise SchemeError("--code shows AToffer's own program, to which --standalone does not apply: leave one out")
-    if why is not None:
-        _print_why(workload, standalone, why, json)
-    elif code is not None:
-        _print_code(workload, code, json)
-    else:
-        _print_space(workload, standalone, count, json)
-
-
-def _print_why(workload: Workload, standalone: bool, ends: tuple[int, int], json: bool) -> None:
     from atoffer_rl.kernels.legal_space import LegalSpace
 
+    space = LegalSpace(workload, device_of(recorded_table(workload)), standalone)
+    if why is not None:
+        _print_why(space, why, json)
+    elif code is not None:
+        _print_code(space, code, json)
+    else:
+        _print_space(space, count, json)
+
+
+def _print_why(space: "LegalSpace", ends: tuple[int, int], json: bool) -> None:
     first, last = ends
     if not 0 <= first <= last < OPERATOR_COUNT:
         raise SchemeError(f"a run goes from one operator to a later one, both from 0 to {OPERATOR_COUNT - 1}")
     run = Run(first, last)
-    space = LegalSpace(workload, standalone=standalone)
     sentence = space.why(run)
     if json:
         legal = bool(space.choices(run))
@@ -61,12 +67,12 @@ def _print_why(workload: Workload, standalone: bool, ends: tuple[int, int], json
         print_line(f"{', '.join(_names(run))}: {sentence}")
 
 
-def _print_code(workload: Workload, code: int, json: bool) -> None:
+def _print_code(space: "LegalSpace", code: int, json: bool) -> None:
     from atoffer_rl.atoffer_code import AtofferProgram
     from atoffer_rl.kernels.lowering import lower
 
     program = AtofferProgram.from_code(code)
-    scheme = lower(program, workload)
+    scheme = lower(program, space.workload, space.device)
     if json:
         print_json(
             {
@@ -101,10 +107,10 @@ def _print_choices(scheme: Scheme) -> None:
     )
 
 
-def _print_space(workload: Workload, standalone: bool, count_only: bool, json: bool) -> None:
-    space = _space(workload, standalone)
+def _print_space(space: "LegalSpace", count_only: bool, json: bool) -> None:
+    facts = _facts(space)
     if json:
-        print_json({name: value for name, value in space.items() if name != "runs" or not count_only})
+        print_json({name: value for name, value in facts.items() if name != "runs" or not count_only})
         return
     if not count_only:
         print_table(
@@ -116,23 +122,20 @@ def _print_space(workload: Workload, standalone: bool, count_only: bool, json: b
                     sum(row["templates"].values()),
                     ", ".join(f"{name} {number}" for name, number in row["templates"].items()),
                 )
-                for row in space["runs"]
+                for row in facts["runs"]
             ],
         )
         print_line()
-    print_line(f"{space['legal_runs']} legal runs with {space['choices']} choices on {space['device']}")
-    print_line(f"{space['partitions']:,} partitions")
-    print_line(f"{space['schemes']:,} schemes")
+    print_line(f"{facts['legal_runs']} legal runs with {facts['choices']} choices on {facts['device']}")
+    print_line(f"{facts['partitions']:,} partitions")
+    print_line(f"{facts['schemes']:,} schemes")
 
 
-def _space(workload: Workload, standalone: bool) -> dict[str, Any]:
-    from atoffer_rl.kernels.legal_space import LegalSpace
-
-    space = LegalSpace(workload, standalone=standalone)
+def _facts(space: "LegalSpace") -> dict[str, Any]:
     choices = {run: space.choices(run) for run in sorted(space.runs)}
     counts = {run: len(offered) for run, offered in choices.items()}
     return {
-        "workload": workload.to_json(),
+        "workload": space.workload.to_json(),
         "device": space.device.name,
         "legal_runs": len(choices),
         "choices": sum(counts.values()),

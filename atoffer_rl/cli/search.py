@@ -7,7 +7,20 @@ import typer
 
 from atoffer_rl.agents.registry import SEARCHERS, searcher_named
 from atoffer_rl.cli import search_job as job
-from atoffer_rl.cli.options import JsonOption, refuse_options, workload_options
+from atoffer_rl.cli.options import (
+    BudgetOption,
+    ExportOption,
+    JsonOption,
+    LogFolderOption,
+    MeasurerOption,
+    ProgressOption,
+    SecondsOption,
+    SeedOption,
+    StandaloneOption,
+    StoreOption,
+    refuse_options,
+    workload_options,
+)
 from atoffer_rl.workload import Workload
 
 
@@ -16,19 +29,22 @@ def command(
     *,
     context: typer.Context,
     workload: Workload,
-    searcher: Annotated[str, typer.Option(help=f"Who searches: {', '.join(SEARCHERS)}.")] = "random",
-    measurer: job.MeasurerOption = "auto",
-    budget: job.BudgetOption = None,
-    seconds: job.SecondsOption = None,
-    standalone: job.StandaloneOption = False,
-    seed: job.SeedOption = 0,
-    log_folder: job.LogFolderOption = Path("logs"),
-    store: job.StoreOption = None,
-    export: job.ExportOption = None,
-    progress: job.ProgressOption = None,
+    searcher: Annotated[str, typer.Option(metavar="NAME", help=f"Who searches: {', '.join(SEARCHERS)}.")] = "random",
+    measurer: MeasurerOption = "auto",
+    budget: BudgetOption = None,
+    seconds: SecondsOption = None,
+    standalone: StandaloneOption = False,
+    seed: SeedOption = 0,
+    log_folder: LogFolderOption = Path("logs"),
+    store: StoreOption = None,
+    export: ExportOption = None,
+    progress: ProgressOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Search a workload's schemes and recommend the best of what was measured.
+    """Search with any searcher, to compare them.
+
+    All have the same budget and recommend the best of what was measured. ppo is `atoffer train` with the shipped
+    policy and hyperparameters, and keeps no checkpoint; oracle measures every recorded choice.
 
     Example: atoffer search --searcher oracle --measurer replay --batch 16 --seq-len 256 --mask strided
     """

@@ -1,21 +1,17 @@
-"""What `train` and `search` share: opening a session under a budget, watching it, and saying what it found."""
+"""What `train`, `search` and `eval` share: opening a session under a budget, watching it, and finishing it."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from atoffer_rl.agents.hyperparameters import MAX_SEED
 from atoffer_rl.cli.interrupts import noted_interrupts
-from atoffer_rl.cli.output import print_json, print_line, print_table
-from atoffer_rl.cli.progress_bar import ProgressBar
+from atoffer_rl.cli.output import print_json, print_line
+from atoffer_rl.cli.progress_bar import ProgressBar, shows_progress
+from atoffer_rl.cli.search_report import Report, print_export_command, report_search
 from atoffer_rl.cli.start import INTERRUPTED
 from atoffer_rl.errors import LaunchError, LogError, NotRecorded
-from atoffer_rl.records import describe
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
 
@@ -28,42 +24,20 @@ if TYPE_CHECKING:
 
 BUDGET_SHARE = 10
 """The default budget is the legal choices over this."""
-MAX_BUDGET = 10**9
-
-MeasurerOption = Annotated[str, typer.Option(help="Who measures: cuda (live), replay (recorded) or auto.")]
-BudgetOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=MAX_BUDGET,
-        help="New choices to measure. [default: a tenth of the legal ones; no limit with --seconds]",
-    ),
-]
-StandaloneOption = Annotated[
-    bool, typer.Option("--standalone", help="Only generated kernels, so that an export needs CuPy alone.")
-]
-SecondsOption = Annotated[
-    float | None,
-    typer.Option(min=0, help="Seconds of compiling, verifying and timing to spend. [default: no limit]"),
-]
-SeedOption = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of everything random.")]
-LogFolderOption = Annotated[Path, typer.Option(help="The run gets a folder of its own in here.")]
-StoreOption = Annotated[
-    Path | None,
-    typer.Option(help="SQLite file that keeps live trials between runs. [default: trials.db in the cache folder]"),
-]
-ExportOption = Annotated[Path | None, typer.Option(help="Export the scheme found to this folder. [default: no export]")]
-ProgressOption = Annotated[
-    bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar. [default: on a terminal]")
-]
 
 
 @contextmanager
 def opened_measurer(name: str, workload: Workload, store: Path | None, quiet: bool) -> Iterator["Measurer"]:
     """The measurer called `name`; says which it is, and closes it."""
+    from atoffer_rl.kernels.machine import gpu_count
     from atoffer_rl.kernels.measurers.open import open_measurer
 
     measurer, line = open_measurer(name, workload, store)
+    if name == "auto" and measurer.name == "replay":
+        reason = "live measurement is not possible here" if gpu_count() else "no GPU here"
+        recorded = f"replaying latencies recorded on {measurer.device.name}"
+        line = f"{reason}: {recorded} (`atoffer doctor` says what live measurement needs)"
+        line += f"; {store} is not used" if store is not None else ""
     if not quiet:
         print_line(line)
     try:
@@ -117,9 +91,8 @@ def run_name(searcher: str, workload: Workload, seed: int) -> str:
 
 @contextmanager
 def watched(session: "Session", show: bool | None, quiet: bool) -> Iterator[None]:
-    """A progress bar of `session` on stderr: where asked for, else on a terminal unless all is quiet."""
-    visible = (not quiet and sys.stderr.isatty()) if show is None else show
-    with ProgressBar(visible) as bar:
+    """A progress bar of `session` on stderr."""
+    with ProgressBar(shows_progress(show, quiet)) as bar:
         bar.show("measuring", 0, session.ledger.units)
 
         def advance(point: "Point") -> None:
@@ -139,14 +112,16 @@ def searched(searcher: "Searcher", name: str, session: "Session") -> "Result":
             return session.result(name, finished=False)
 
 
-def finish(result: "Result", session: "Session", export: Path | None, json: bool) -> int:
+def finish(
+    result: "Result", session: "Session", export: Path | None, json: bool, report: Report = report_search
+) -> int:
     """Measure the whole forward, export what was found if asked to, and print it; the command's exit status.
 
     Raises:
         LaunchError: If the forward fails: then nothing is exported.
     """
     if not result.finished:
-        _print(result, session, None, json)
+        _print(result, session, None, json, report)
         return INTERRUPTED
     forward: Trial | None = None
     try:
@@ -154,17 +129,21 @@ def finish(result: "Result", session: "Session", export: Path | None, json: bool
         if export is not None:
             _export(session.ledger, result.scheme, forward, export)
     finally:  # none is lost by another's failure
-        _print(result, session, forward.latency_us if forward is not None else None, json)
-    if export is not None and not json:
+        _print(result, session, forward.latency_us if forward is not None else None, json, report)
+    if json:
+        return 0
+    if export is None:
+        print_export_command(session)
+    else:
         print_line(f"exported to {export}; check it where it is used: python {export}/runtime.py verify")
     return 0
 
 
-def _print(result: "Result", session: "Session", forward_us: float | None, json: bool) -> None:
+def _print(result: "Result", session: "Session", forward_us: float | None, json: bool, report: Report) -> None:
     if json:
         print_json(result.to_json() | {"workload": session.workload.to_json(), "forward_us": forward_us})
     else:
-        _print_result(result, session, forward_us)
+        report(result, session, forward_us)
 
 
 def _forward(ledger: "Ledger", scheme: Scheme) -> "Trial | None":
@@ -186,44 +165,6 @@ def _export(ledger: "Ledger", scheme: Scheme, forward: "Trial | None", folder: P
 
     device = ledger.measurer.device
     write_export(Export(ledger.workload, scheme, device, (device.arch,), ledger.trials, forward), folder)
-
-
-def _print_result(result: "Result", session: "Session", forward: float | None) -> None:
-    ledger, workload = session.ledger, session.workload
-    print_line(f"best scheme for {describe(workload)}")
-    _print_scheme(result.scheme, ledger)
-    speedup = result.unfused_us / result.latency_us
-    print_line(f"{result.latency_us:.1f} us a layer, {speedup:.2f} times as fast as unfused{_regret(result.regret)}")
-    if forward is not None:
-        print_line(f"{forward:.1f} us the whole forward of {workload.layers} layers, measured")
-    if result.rollout_us is not None:
-        print_line(f"{result.rollout_us:.1f} us a layer by the policy's own rollout{_regret(result.rollout_regret)}")
-    if result.rollout is not None and result.rollout != result.scheme:
-        _print_scheme(result.rollout, ledger)
-    print_line(
-        f"{result.units} choices measured in {result.seconds:.1f} measuring seconds; "
-        f"the search took {result.wall_seconds:.1f} s"
-    )
-    if session.log.folder is not None:
-        print_line(f"logs and result in {session.log.folder}: tensorboard --logdir {session.log.folder.parent}")
-
-
-def _print_scheme(scheme: Scheme, ledger: "Ledger") -> None:
-    print_table(
-        ["run", "template", "parameters", "us"],
-        [
-            (choice.run, choice.template, _values(choice.parameters), f"{ledger.trials[choice].latency_us:.2f}")
-            for choice in scheme.choices
-        ],
-    )
-
-
-def _regret(regret: float | None) -> str:
-    return "" if regret is None else f", {regret:.1%} above the best there is"
-
-
-def _values(parameters: tuple[tuple[str, int], ...]) -> str:
-    return " ".join(f"{name}={value}" for name, value in parameters)
 
 
 def check_export_folder(folder: Path | None) -> None:

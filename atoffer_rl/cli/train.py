@@ -9,7 +9,22 @@ import typer
 
 from atoffer_rl.agents.hyperparameters import MAX_ENVS
 from atoffer_rl.cli import search_job as job
-from atoffer_rl.cli.options import WORKLOAD_NAMES, JsonOption, refuse_options, workload_options
+from atoffer_rl.cli.options import (
+    WORKLOAD_NAMES,
+    BudgetOption,
+    ExportOption,
+    JsonOption,
+    LogFolderOption,
+    MeasurerOption,
+    ProgressOption,
+    SecondsOption,
+    SeedOption,
+    StandaloneOption,
+    StoreOption,
+    at_most,
+    refuse_options,
+    workload_options,
+)
 from atoffer_rl.cli.output import print_line
 from atoffer_rl.cli.policy_source import RANDOM, read_policy
 from atoffer_rl.errors import PolicyError, StoreError
@@ -25,47 +40,64 @@ if TYPE_CHECKING:
 MAX_TIMESTEPS = 10**9
 KEPT_BY_RESUME = (*WORKLOAD_NAMES, "policy", "seed", "standalone", "log_folder")
 
+TimestepsOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        callback=at_most(MAX_TIMESTEPS),
+        help="Stop at this many environment steps at the latest. [default: as --config]",
+    ),
+]
+EnvsOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, max=MAX_ENVS, help="Environments that share the budget. [default: as --config]"),
+]
+PolicyOption = Annotated[
+    str,
+    typer.Option(metavar="POLICY", help="Start from this policy or checkpoint; shipped, or random for random weights."),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Go on with this checkpoint.zip: its workload, space, policy, seed and folder hold, and its budget "
+        "unless another is given. [default: a new run]",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="YAML file of hyperparameters. [default: the package's ppo.yml, or those of --resume]"
+    ),
+]
+
 
 @workload_options
 def command(
     *,
     context: typer.Context,
     workload: Workload,
-    measurer: job.MeasurerOption = "auto",
-    budget: job.BudgetOption = None,
-    seconds: job.SecondsOption = None,
-    standalone: job.StandaloneOption = False,
-    timesteps: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=MAX_TIMESTEPS, help="Stop at this many environment steps at the latest. [default: as --config]"
-        ),
-    ] = None,
-    n_envs: Annotated[
-        int | None, typer.Option(min=1, max=MAX_ENVS, help="Environments that share the budget. [default: as --config]")
-    ] = None,
-    seed: job.SeedOption = 0,
-    policy: Annotated[
-        str, typer.Option(help="Start from this policy or checkpoint; shipped, or random for random weights.")
-    ] = "shipped",
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Go on with this checkpoint.zip: its workload, space, policy, seed and folder hold, and its budget "
-            "unless another is given. [default: a new run]"
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML file of hyperparameters. [default: agents/config/ppo.yml, or those of --resume]"),
-    ] = None,
-    log_folder: job.LogFolderOption = Path("logs"),
-    store: job.StoreOption = None,
-    export: job.ExportOption = None,
-    progress: job.ProgressOption = None,
+    measurer: MeasurerOption = "auto",
+    budget: BudgetOption = None,
+    seconds: SecondsOption = None,
+    standalone: StandaloneOption = False,
+    timesteps: TimestepsOption = None,
+    n_envs: EnvsOption = None,
+    seed: SeedOption = 0,
+    policy: PolicyOption = "shipped",
+    resume: ResumeOption = None,
+    config: ConfigOption = None,
+    log_folder: LogFolderOption = Path("logs"),
+    store: StoreOption = None,
+    export: ExportOption = None,
+    progress: ProgressOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Train an agent on measured latencies and print the best scheme it found.
+    """Train an agent, and print the best scheme it found.
+
+    It learns from measured latencies and keeps a checkpoint to resume. To compare PPO with random search or the oracle
+    under the same budget, use `atoffer search`.
 
     Example: atoffer train --batch 16 --seq-len 256 --mask strided --budget 128 --export out/scheme
     """
@@ -82,8 +114,8 @@ def command(
         workload, seed = Workload.from_json(start.run["workload"]), int(start.run["seed"])
         standalone = bool(start.run["standalone"])
         measurer = str(start.run["measurer"]) if measurer == "auto" else measurer
-        if hyperparameters.timesteps <= int(start.run["timesteps"]) and not json:
-            print_line("the run has taken all its steps and learns no more: --timesteps gives it more")
+        if not json:
+            _tell_of_steps(hyperparameters, start)
     run_name = job.run_name("ppo", workload, seed)
     with (
         job.opened_measurer(measurer, workload, store, json) as opened,
@@ -146,6 +178,12 @@ def _hyperparameters(path: Path | None, start: "Checkpoint | None", changes: dic
         return config
     kept = dict(start.run["config"]) if start is not None and start.resumable else {}
     return ppo_config(kept | {name: value for name, value in changes.items() if value is not None})
+
+
+def _tell_of_steps(hyperparameters: "PPOConfig", start: "Checkpoint") -> None:
+    """Say so where the run that goes on has no steps left."""
+    if hyperparameters.timesteps <= int(start.run["timesteps"]):
+        print_line("the run has taken all its steps and learns no more: --timesteps gives it more")
 
 
 def _session(

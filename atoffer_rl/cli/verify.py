@@ -17,7 +17,9 @@ def command(
     folder: Annotated[Path, typer.Argument(help="An export.")],
     json: JsonOption = False,
 ) -> None:
-    """Re-check and re-time an export here; the safe scheme is used from now on where the best is wrong or slower.
+    """Check and time an export again, on the GPU here.
+
+    Where its best scheme is wrong or slower, its safe scheme is used from now on.
 
     Example: atoffer verify out/scheme
     """

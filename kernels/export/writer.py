@@ -17,6 +17,7 @@ import numpy as np
 from atoffer_rl import __version__
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import ExportError
+from atoffer_rl.kernels.choice_program import template_program
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.export.payload.runtime import (
     BEST,
@@ -243,7 +244,7 @@ class _Writer:
         }
 
     def _segment(self, choice: Choice) -> dict[str, Any]:
-        program = template_named(choice.template).program(self.export.workload, choice)
+        program = template_program(self.export.workload, choice)
         described = {"run": list(choice.run), "template": choice.template, "parameters": dict(choice.parameters)}
         if isinstance(program, KernelProgram):
             return described | self._kernel(choice, program)

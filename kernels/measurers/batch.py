@@ -10,7 +10,7 @@ from atoffer_rl.errors import DeviceUnavailable
 from atoffer_rl.kernels.anchors import AnchorWatch
 from atoffer_rl.kernels.child import Child, End, Outcome
 from atoffer_rl.kernels.preparation import Item, Preparation, rendering_failure
-from atoffer_rl.kernels.worker import AnchorTask, ForwardTask, Measured, SegmentTask
+from atoffer_rl.kernels.tasks import AnchorTask, ForwardTask, Measured, SegmentTask
 from atoffer_rl.trial import ANCHORS_DISAGREED, TRANSIENT, Request, SegmentRequest, Status, Trial
 
 ANCHOR_EVERY = 48

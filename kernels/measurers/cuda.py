@@ -8,13 +8,15 @@ from typing import TypeAlias
 from atoffer_rl.errors import DeviceUnavailable
 from atoffer_rl.kernels.anchors import AnchorWatch, anchor_programs
 from atoffer_rl.kernels.child import Child
+from atoffer_rl.kernels.choice_program import ProgramOf, template_program
 from atoffer_rl.kernels.compile_pool import CompilePool
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.measurers.batch import Batch, ShouldStop, never
 from atoffer_rl.kernels.neighbour import neighbour_program
 from atoffer_rl.kernels.preparation import Item, Preparation
+from atoffer_rl.kernels.tasks import AnchorTask, Greeting, Measured
 from atoffer_rl.kernels.timing import MIN_REPLAYS
-from atoffer_rl.kernels.worker import AnchorTask, Greeting, Measured, ProgramOf, gpu_job_maker, template_program
+from atoffer_rl.kernels.worker import gpu_job_maker
 from atoffer_rl.records import AnchorSample
 from atoffer_rl.store import Store
 from atoffer_rl.trial import Request, Status, Trial, request_key

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from atoffer_rl.errors import AtofferError, DeviceUnavailable, WorkloadError
+from atoffer_rl.kernels.choice_program import ProgramOf, template_program
 from atoffer_rl.kernels.cubin_cache import CubinCache, cache_folder
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
-from atoffer_rl.kernels.worker import ProgramOf, template_program
 from atoffer_rl.records import table_for
 from atoffer_rl.store import Store
 from atoffer_rl.workload import Workload
@@ -20,19 +20,13 @@ def default_store() -> Path:
     return cache_folder() / "trials.db"
 
 
-def open_measurer(
-    name: str,
-    workload: Workload,
-    store_path: Path | None = None,
-    program_of: ProgramOf = template_program,
-) -> tuple[Measurer, str]:
+def open_measurer(name: str, workload: Workload, store_path: Path | None = None) -> tuple[Measurer, str]:
     """The measurer called `name`, and a line that says who measures.
 
     Args:
         name: `cuda`, `replay`, or `auto`: `cuda` where there is a usable GPU, else `replay`.
         workload: What is to be measured.
         store_path: Where live trials are kept; `default_store()` if None.
-        program_of: From a choice to its program; picklable. Tests plant kernels here.
 
     Raises:
         DeviceUnavailable: If `cuda` is asked for and cannot be had; names what is missing.
@@ -51,7 +45,7 @@ def open_measurer(
     if name == "replay" or (name == "auto" and missing):
         measurer, line = _open_replay(workload, missing)
         return measurer, line + (f"; {store_path} is not used: replay keeps no trials" if store_path else "")
-    return open_cuda(store_path or default_store(), program_of)
+    return open_cuda(store_path or default_store())
 
 
 def _open_replay(workload: Workload, missing: str) -> tuple[Measurer, str]:

@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping
 from functools import partial
-from math import e, log2, sqrt
 
 import numpy as np
 
 from atoffer_rl.block_plan import BlockPlan, Reach, block_plan
 from atoffer_rl.device import DeviceSpec
-from atoffer_rl.dtype import DType
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
-from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
-from atoffer_rl.operators import MERGE_OPERATOR, QKV_BIAS_OPERATOR, run_activations, run_results, run_weights
+from atoffer_rl.kernels.templates.attention import RUNS, flag, not_plain, shape_arguments
+from atoffer_rl.kernels.templates.limits import REGISTER_STEP, SHARED_BYTES_RESERVED, too_much_shared
+from atoffer_rl.operators import run_activations, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors
@@ -41,7 +40,7 @@ HEADERS = (
 )
 PLAN_NAMES = ("block_lists", "block_bitmaps")
 
-REGISTERS, MAX_REGISTERS, REGISTER_STEP = 65_536, 240, 8
+REGISTERS, MAX_REGISTERS = 65_536, 240
 LOADER_REGISTERS = (40, 40, 32)
 """Of a thread that only copies, beside one, two or three warpgroups that compute."""
 WORKING_REGISTERS = 24
@@ -49,8 +48,6 @@ WORKING_REGISTERS = 24
 PANEL_ALIGNMENT, BARRIER_BYTES, PARTIAL_BARRIER_BYTES, VECTOR_BYTES = 1024, 24, 8, 16
 ROW_FLOATS = 4
 """Beside its sums, what a thread gives to the rank that finishes its rows: two maxima, two totals."""
-SHARED_BYTES_RESERVED = 1024
-"""Of shared memory the system takes so much for each resident thread block."""
 CACHED_BYTES = 24 * 2**20
 """Keys and values that are read at the same time: half of the L2 cache, which holds queries and results besides."""
 
@@ -59,17 +56,13 @@ class BlockTemplate:
     """One thread block for each (row tile, head, sequence); see block.cuh for the data flow."""
 
     name = "block"
-    runs = frozenset({Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)})
+    runs = RUNS
     generated = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why this template cannot implement `run` of `workload` at all; None if it can."""
-        if workload.element is DType.FLOAT32:
-            return "tensor cores have no exact product of float32: use float16 or bfloat16"
-        if workload.head_dim not in HEAD_DIMS:
-            return f"head_dim must be 64 or 128, not {workload.head_dim}"
-        if workload.padded:
-            return f"lengths of sequences are not read: they must be full, not {workload.lengths}"
+        if reason := not_plain(workload, HEAD_DIMS):
+            return reason
         if device.arch != ARCH:
             return f"warpgroup products are instructions of {ARCH} alone, not of {device.arch}"
         return None
@@ -85,22 +78,14 @@ class BlockTemplate:
         source = render(
             "block.cu.j2",
             entry=entry,
-            element=ELEMENT_TYPES[workload.element],
-            batch=workload.batch,
-            seq_len=workload.seq_len,
-            heads=workload.heads,
-            head_dim=workload.head_dim,
-            mask_batches=workload.mask_spec.batches(workload.seq_len),
+            **shape_arguments(workload, run),
             pairs_at_once=pairs_at_once(workload),
             reach=int(_plan(workload, values["tile_rows"], values["columns"]).reach),
             registers=registers(values),
             loader_registers=loader_registers(values),
             threads=threads(values),
             shared_bytes=shared_bytes(workload, values),
-            add_bias=_flag(QKV_BIAS_OPERATOR in run),
-            merged=_flag(MERGE_OPERATOR in run),
-            scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
-            **{name: value if name in _NUMBERS else _flag(value) for name, value in values.items()},
+            **{name: value if name in _NUMBERS else flag(value) for name, value in values.items()},
         )
         return KernelProgram(
             entry=entry,
@@ -151,10 +136,6 @@ def _group_blocks(plan: BlockPlan, seq_len: int, choice: Choice) -> int:
 _NUMBERS = ("tile_rows", "columns", "stages", "residents", "splits")
 
 
-def _flag(value: object) -> str:
-    return "true" if value else "false"
-
-
 def _bad_blocking(values: Mapping[str, int]) -> str | None:
     groups, ragged = divmod(values["tile_rows"], GROUP_ROWS)
     if ragged or groups not in range(1, MAX_GROUPS + 1):
@@ -176,8 +157,8 @@ def _bad_blocking(values: Mapping[str, int]) -> str | None:
 
 def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
     needed = shared_bytes(workload, values)
-    if needed > device.shared_bytes_per_block:
-        return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
+    if reason := too_much_shared(needed, device):
+        return reason
     if values["residents"] * (needed + SHARED_BYTES_RESERVED) > device.shared_bytes_per_multiprocessor:
         return f"a multiprocessor's shared memory does not hold {values['residents']} blocks of {needed} bytes"
     kept, held = kept_values(workload, values), registers(values) - WORKING_REGISTERS

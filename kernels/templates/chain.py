@@ -8,6 +8,7 @@ from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type, tensor_parameter
+from atoffer_rl.kernels.templates.limits import WARP_SIZE
 from atoffer_rl.mask_plan import bit_plan
 from atoffer_rl.operators import (
     ACTIVATION_OPERATOR,
@@ -34,7 +35,6 @@ RUNS = frozenset(
 )
 NORM_OPERATORS = (9, 14)
 ACCESS_BYTES = 16
-WARP_SIZE = 32
 MASK_WORDS = "mask_words"
 OPERATOR_FLOPS = {1: 1, 3: 1, 4: 5, 6: 0, 8: 2, 9: 8, 11: 10, 13: 2, 14: 8}
 

@@ -13,7 +13,8 @@ from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type
-from atoffer_rl.operators import OPERATORS, Kind, run_activations, run_operators, run_results
+from atoffer_rl.kernels.templates.limits import MAX_THREAD_REGISTERS, WARP_SIZE, too_old
+from atoffer_rl.operators import MERGE_OPERATOR, OPERATORS, Kind, run_activations, run_operators, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors, no_place
@@ -21,12 +22,9 @@ from atoffer_rl.workload import Workload
 
 NAME = "gemm"
 PARAMETERS = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "warps_k", "stages", "split_k")
-OLDEST_ARCH = 80
 CLUSTER_ARCH = 90
 MAX_CLUSTER = 8
-WARP_SIZE = 32
 MAX_THREADS = 512
-MAX_THREAD_REGISTERS = 255
 PRODUCT_STEP = 16
 """Rows, columns and inner columns that a warp handles at a time; its share of a tile is a multiple of it."""
 STRIP_ROWS, SCRATCH_PADDING = 16, 8
@@ -34,7 +32,6 @@ STRIP_ROWS, SCRATCH_PADDING = 16, 8
 MAX_SUMS = {DType.FLOAT32: 64, DType.FLOAT16: 128, DType.BFLOAT16: 128}
 """Sums a thread can hold besides its operands without spilling."""
 REGISTERS_BESIDES_SUMS = 72
-MERGE_HEADS = 6
 EPILOGUES: dict[int, tuple[str, ...]] = {
     1: ("bias",),
     8: ("bias", "residual"),
@@ -103,7 +100,7 @@ def problem_of(workload: Workload, run: Run) -> Problem:
         epilogue=epilogue,
         operands=tuple(sources[part] for part in epilogue if part in sources),
         result=run_results(run)[0],
-        merges_heads=before is not None and before.index == MERGE_HEADS,
+        merges_heads=before is not None and before.index == MERGE_OPERATOR,
     )
 
 
@@ -167,9 +164,7 @@ class GemmTemplate:
         """Why `run` cannot be a generated GEMM; None if it can."""
         if run not in RUNS:
             return "a generated GEMM is one product with an elementwise operator before or after it"
-        if device.compute_capability < OLDEST_ARCH:
-            return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
-        return no_place(workload, run)
+        return too_old(device) or no_place(workload, run)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""

@@ -11,6 +11,7 @@ from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, tensor_parameter
+from atoffer_rl.kernels.templates.limits import WARP_SIZE
 from atoffer_rl.mask_plan import row_plan
 from atoffer_rl.masks import Mask
 from atoffer_rl.operators import (
@@ -34,7 +35,6 @@ RUNS = frozenset(
     for first, lasts in {1: range(2, 7), 2: range(2, 7), 3: (5, 6), 4: (5, 6), 5: (5, 6)}.items()
     for last in lasts
 )
-WARP_SIZE = 32
 ACCESS_BYTES = 16
 MOST_HEAD_DIM = 1024
 # As in rowwise.cuh: elements of head_dim a lane holds of one column, and of all its columns in flight.

@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping
 from functools import partial
-from math import e, log2, sqrt
-
-import numpy as np
 
 from atoffer_rl.device import DeviceSpec
-from atoffer_rl.dtype import DType
 from atoffer_rl.gather_plan import GROUP_COLUMNS
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
-from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES
-from atoffer_rl.operators import MERGE_OPERATOR, QKV_BIAS_OPERATOR, run_activations, run_results, run_weights
+from atoffer_rl.kernels.templates.attention import RUNS, not_plain, shape_arguments
+from atoffer_rl.kernels.templates.limits import WARP_SIZE, too_much_shared, too_old
+from atoffer_rl.operators import run_activations, run_results, run_weights
 from atoffer_rl.row_order import FRAGMENT_ROWS
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -22,8 +19,7 @@ from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
 HEAD_DIMS = (32, 64, 128)
-OLDEST_ARCH = 80
-WARP_SIZE, MAX_WARPS = 32, 16
+MAX_WARPS = 16
 COLUMN_WARPS = (1, 2, 4)
 MOST_WARP_STEPS = 8
 """Steps of 16 columns whose scores a warp has room for."""
@@ -37,20 +33,12 @@ class SingleTemplate:
     """One thread block for each (row tile, head, sequence); see single.cuh for the data flow."""
 
     name = "single"
-    runs = frozenset({Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)})
+    runs = RUNS
     generated = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why this template cannot implement `run` of `workload` at all; None if it can."""
-        if workload.element is DType.FLOAT32:
-            return "tensor cores have no exact product of float32: use float16 or bfloat16"
-        if workload.head_dim not in HEAD_DIMS:
-            return f"head_dim must be 32, 64 or 128, not {workload.head_dim}"
-        if workload.padded:
-            return f"lengths of sequences are not read: they must be full, not {workload.lengths}"
-        if device.compute_capability < OLDEST_ARCH:
-            return f"asynchronous copies need sm_{OLDEST_ARCH} or later, not {device.arch}"
-        return None
+        return not_plain(workload, HEAD_DIMS) or too_old(device)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""
@@ -63,18 +51,10 @@ class SingleTemplate:
         source = render(
             "single.cu.j2",
             entry=entry,
-            element=ELEMENT_TYPES[workload.element],
-            batch=workload.batch,
-            seq_len=workload.seq_len,
-            heads=workload.heads,
-            head_dim=workload.head_dim,
-            mask_batches=workload.mask_spec.batches(workload.seq_len),
+            **shape_arguments(workload, run),
             columns=_room(workload, values),
             threads=_threads(values),
             shared_bytes=shared_bytes(workload, values),
-            add_bias="true" if QKV_BIAS_OPERATOR in run else "false",
-            merged="true" if MERGE_OPERATOR in run else "false",
-            scale_log2=repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
             **values,
         )
         return KernelProgram(
@@ -122,6 +102,9 @@ def _bad_tiling(values: Mapping[str, int]) -> str | None:
         return "column_warps must be 1, 2 or 4"
     if fragments * values["column_warps"] > MAX_WARPS:
         return f"a block has {MAX_WARPS} warps at most"
+    # Then so many rows are copied at a time, too, as the swizzle wants: see kCopyRows of single.cuh.
+    if fragments & (fragments - 1):
+        return f"tile_rows / {FRAGMENT_ROWS} must be a power of two"
     return None
 
 
@@ -129,10 +112,7 @@ def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec
     steps = _room(workload, values) // GROUP_COLUMNS
     if -(-steps // values["column_warps"]) > MOST_WARP_STEPS:
         return f"a tile keeps {steps * GROUP_COLUMNS} columns: a warp has room for scores of {MOST_WARP_STEPS} steps"
-    needed = shared_bytes(workload, values)
-    if needed > device.shared_bytes_per_block:
-        return f"{needed} bytes of shared memory are needed, a block has {device.shared_bytes_per_block}"
-    return None
+    return too_much_shared(shared_bytes(workload, values), device)
 
 
 def _threads(values: Mapping[str, int]) -> int:

@@ -5,8 +5,9 @@ import torch
 
 from atoffer_rl.bench import encoder
 from atoffer_rl.errors import LaunchError
+from atoffer_rl.kernels.inputs import draw_weights
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.kernels.reference import Precision, draw_weights, encoder_reference
+from atoffer_rl.kernels.reference import Precision, encoder_reference
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 

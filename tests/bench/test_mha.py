@@ -6,8 +6,9 @@ import torch
 from atoffer_rl.bench.cells import ATTENTION, Cell, source_hash
 from atoffer_rl.bench.contest import OURS
 from atoffer_rl.bench.mha import CellBench, judge
+from atoffer_rl.kernels.inputs import Inputs, draw_inputs
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.kernels.reference import Inputs, Precision, draw_inputs, run_reference
+from atoffer_rl.kernels.reference import Precision, run_reference
 from atoffer_rl.workload import Workload
 
 WORKLOAD = Workload(3, 19, 2, 8, dtype="float16", mask="strided")

@@ -11,7 +11,8 @@ from atoffer_rl.bench.peers import (
     layer_function,
 )
 from atoffer_rl.errors import AtofferError
-from atoffer_rl.kernels.reference import Inputs, draw_inputs, draw_weights, layer_reference, run_reference
+from atoffer_rl.kernels.inputs import Inputs, draw_inputs, draw_weights
+from atoffer_rl.kernels.reference import layer_reference, run_reference
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
 

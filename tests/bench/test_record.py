@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from atoffer_rl.bench.cells import source_hash
 from atoffer_rl.bench.record import (
     cells_table,
     check_writable,
@@ -17,8 +18,10 @@ from atoffer_rl.bench.record import (
     summary_of,
     table_of,
 )
+from atoffer_rl.device import DEFAULT_DEVICE
 from atoffer_rl.errors import LogError
-from tests.bench.test_record_file import kept, row
+from atoffer_rl.workload import Workload
+from tests.bench.test_record_file import MACHINE, kept, row
 
 README = Path(__file__).parents[2] / "benchmarks" / "readme.py"
 
@@ -96,12 +99,26 @@ def readme_with(monkeypatch, folder):
 def test_the_readme_shows_speedups_by_cell(monkeypatch, tmp_path):
     readme = readme_with(monkeypatch, tmp_path)
     assert readme.attention() == ""
-    kept(tmp_path / "mha_long_h100.json")
+    kept(tmp_path / "mha_long_one.json")
     assert readme.attention() == ""
-    record = kept(tmp_path / "mha_paper_h100.json")
+    record = kept(tmp_path / "mha_paper_one.json")
     record.add(row())
     record.add(row(batch=8, speedup=8.0))
     text = readme.attention()
-    assert "Grid paper on GPU (float16, torch 2): geometric mean 4.00 " in text
-    assert "geometric mean 4.00 ([record](benchmarks/results/mha_paper_h100.json))" in text
+    assert "Grid paper on GPU (float16, torch 2, of earlier kernels): geometric mean 4.00 " in text
+    assert "geometric mean 4.00 ([record](benchmarks/results/mha_paper_one.json))" in text
     assert "| strided | 8 | 8.00 |" in text
+
+
+def test_the_readme_shows_every_card_of_a_grid(monkeypatch, tmp_path):
+    readme = readme_with(monkeypatch, tmp_path)
+    for card in ("one", "two", "paper_three"):
+        kept(tmp_path / f"mha_paper_{card}.json", MACHINE | {"device": card}).add(row())
+    assert [line.split()[3] for line in readme.attention().splitlines() if line.startswith("Grid")] == ["one", "two"]
+
+
+def test_the_readme_says_which_records_are_of_these_kernels(monkeypatch, tmp_path):
+    readme = readme_with(monkeypatch, tmp_path)
+    now = source_hash(Workload(batch=1, seq_len=64, mask="strided:stride=8"), DEFAULT_DEVICE)
+    assert readme.of_these_kernels({"device": "GPU", "rows": [row(), row(seq_len=32) | {"ours_source": "0"}]}) is False
+    assert readme.of_these_kernels({"device": "GPU", "rows": [row() | {"ours_source": now}, row(seq_len=4096)]}) is True

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from atoffer_rl.bench.record import write_record
-from atoffer_rl.bench.record_file import RecordFile, check_encoder_target
+from atoffer_rl.bench.record_file import RecordFile, check_encoder_target, mha_rows
 from atoffer_rl.errors import LogError
 from tests.core.test_store import SCHEME
 
@@ -164,3 +164,18 @@ def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LogError, match="cannot write"):
         kept(tmp_path / "file" / "record.json")
+
+
+def test_a_records_rows_are_read_by_others(tmp_path):
+    path = tmp_path / "record.json"
+    kept(path).add(row())
+    assert mha_rows(path) == [row()]
+
+
+@pytest.mark.parametrize(("text", "reason"), [(None, "there is no record"), ("{}", "is not a record")])
+def test_what_has_no_rows_is_told(tmp_path, text, reason):
+    path = tmp_path / "record.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(LogError, match=reason):
+        mha_rows(path)

@@ -1,6 +1,8 @@
 """The frame: help, version, options."""
 
 import inspect
+import re
+from pathlib import Path
 from typing import Annotated, get_args, get_origin
 
 import pytest
@@ -8,7 +10,7 @@ import typer
 
 from atoffer_rl import __version__
 from atoffer_rl.cli.app import app, run
-from atoffer_rl.cli.options import WORKLOAD_OPTIONS, workload_options
+from atoffer_rl.cli.options import WORKLOAD_OPTIONS, options_of, workload_options
 from atoffer_rl.workload import Workload
 
 
@@ -18,6 +20,12 @@ def leaves(group, path=()):
         yield from leaves(command, (*path, name)) if hasattr(command, "commands") else [(*path, name)]
 
 
+def summaries(group):
+    """Every command of `group` with the first line of its help."""
+    return [(name, command.help.strip().splitlines()[0]) for name, command in group.commands.items()]
+
+
+LONGEST_SUMMARY = 55
 GROUP = typer.main.get_command(app)
 COMMANDS = list(leaves(GROUP))
 
@@ -42,6 +50,18 @@ def test_every_command_has_help_with_an_example(atoffer, words):
     assert f"Example: atoffer {' '.join(words)}" in " ".join(outcome.out.split())
 
 
+@pytest.mark.parametrize("group", [GROUP, *(GROUP.commands[name] for name in ("records", "bench"))])
+def test_summaries_fit_the_list_of_commands(group):
+    assert {name: help_of for name, help_of in summaries(group) if len(help_of) > LONGEST_SUMMARY} == {}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_says_what_values_are(atoffer, words):
+    options = atoffer(*words, "--help").out.partition("Options:")[2]
+    assert not re.search(r"<(str|int|float|path|list)|x<=\d{6}", options)
+    assert str(Path.cwd()) not in options
+
+
 def test_version(atoffer):
     assert atoffer("--version").out == f"atoffer_rl {__version__}\n"
 
@@ -52,6 +72,22 @@ def test_a_workload_option_for_every_field():
     for option in WORKLOAD_OPTIONS:
         assert get_origin(option.annotation) is Annotated
         assert isinstance(option.default, get_args(option.annotation)[0])
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [
+        (Workload(), "--batch 16 --seq-len 256 --mask strided"),
+        (Workload(1, 128, mask="fixed"), "--batch 1 --seq-len 128 --mask fixed"),
+        (Workload(mask="fixed:block=3", layers=2), "--batch 16 --seq-len 256 --layers 2 --mask fixed:block=3"),
+        (
+            Workload(2, 64, mask="document:lengths=20/44", lengths="uniform", packed=True),
+            "--batch 2 --seq-len 64 --mask document:lengths=20/44 --lengths uniform:shortest=1,longest=64 --packed",
+        ),
+    ],
+)
+def test_a_workload_as_options(workload, words):
+    assert options_of(workload) == words
 
 
 def test_workload_options_build_the_workload():

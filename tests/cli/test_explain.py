@@ -5,6 +5,7 @@ import json
 import pytest
 
 from atoffer_rl.atoffer_code import AtofferProgram
+from atoffer_rl.cli.explain import _ordinal
 from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.table_summary import best_recorded, latencies
@@ -55,11 +56,21 @@ def test_why_a_choice_won(atoffer, recorded):
     for row in json.loads(atoffer("explain", *options, "--json").out)["segments"]:
         of_run = {choice: us for choice, us in measured.items() if choice.run == tuple(row["run"])}
         rank = sum(us < row["latency_us"] for us in of_run.values()) + 1
-        place = "fastest" if rank == 1 else f"number {rank}"
-        assert row["why"].startswith(f"{place} of {len(of_run)} measured")
+        assert row["why"].startswith(f"{'fastest' if rank == 1 else _ordinal(rank)} of {len(of_run)} measured")
         rivals = [us for choice, us in of_run.items() if choice.template != row["template"]]
-        assert not rivals or f"best of the others: {min(rivals) / row['latency_us']:.2f} times" in row["why"]
-    assert "; next " in atoffer("explain", *options).out
+        told = "the best of another template takes"
+        assert not rivals or f"{told} {min(rivals) / row['latency_us']:.2f} of its time" in row["why"]
+    assert "; the best other " in atoffer("explain", *options).out
+
+
+def test_ordinals():
+    assert [_ordinal(n) for n in (2, 3, 4, 12, 21, 113)] == ["2nd", "3rd", "4th", "12th", "21st", "113th"]
+
+
+def test_a_latency_below_the_floor_has_a_footnote(atoffer, recorded, monkeypatch):
+    assert "below the floor" not in atoffer("explain", "--code", 41115, *NEVER_RECORDED).out
+    monkeypatch.setattr("atoffer_rl.cli.explain.floor_us", lambda *_: 1e6)
+    assert "below the floor: [0," in atoffer("explain", *recorded[2]).out
 
 
 def test_a_code_of_a_recorded_workload_has_latencies(atoffer, recorded):
@@ -122,6 +133,9 @@ def test_a_result_of_another_workload(atoffer, tmp_path):
 
 
 def test_nothing_to_explain(atoffer, tmp_path):
-    assert "give --scheme or --code" in atoffer("explain", *NEVER_RECORDED).err
+    outcome = atoffer("explain", *NEVER_RECORDED)
+    assert "give --scheme or --code" in outcome.err
+    assert "(`atoffer records list` shows them)" in outcome.err
+    assert len(outcome.err) < 200
     assert "cannot read scheme" in atoffer("explain", "--scheme", tmp_path / "gone.json").err
     assert "two schemes" in atoffer("explain", "--scheme", tmp_path / "gone.json", "--code", 3).err

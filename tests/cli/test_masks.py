@@ -64,7 +64,7 @@ def test_plans(atoffer):
     assert natural["dense"]["products_per_row"] == 256
     assert natural["dense"]["gathered_per_row"] == 256 / 64
     text = atoffer("masks", "strided", "--seq-len", 256).out
-    for words in ("natural", "first column", "split", "two passes", "best (least products times bytes)"):
+    for words in ("natural", "first column", "split", "two passes", "least products x KiB: ", "of dense: share"):
         assert words in text
     assert f"{natural['products_per_row']:.1f}" in text
 
@@ -82,7 +82,7 @@ def test_masks_of_a_batch(atoffer, tmp_path):
 def test_all_or_nothing(atoffer, tmp_path, seq_len, kept):
     np.save(tmp_path / "mask.npy", np.full((seq_len, seq_len), kept))
     words = "masks", f"file:{tmp_path / 'mask.npy'}", "--seq-len", seq_len
-    assert "best" in atoffer(*words).out
+    assert "least products" in atoffer(*words).out
     assert atoffer(*words, "--png", tmp_path / "mask.png").status == 0
 
 

@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from atoffer_rl.cli import doctor
 from atoffer_rl.errors import StoreError
-from atoffer_rl.kernels import machine
+from atoffer_rl.kernels import machine, recording
 from atoffer_rl.kernels.measurers import open as open_measurers
 from atoffer_rl.records import save_table
 from atoffer_rl.shortest_path import best_schemes
@@ -37,6 +38,8 @@ def test_list_shows_tables_and_the_store(atoffer, folder, tmp_path):
     assert value["store"]["trials"] == {"segment ok": 1}
     text = atoffer("records", "list", "--folder", folder, "--store", tmp_path / "store.db").out
     assert "toy.jsonl.gz" in text
+    shape = "--batch 2 --seq-len 32 --heads 2 --head-dim 32 --ffn-dim 128 --layers 2 --mask strided"
+    assert f"  {shape}\n" in text
     assert "1 segment ok" in text
 
 
@@ -144,6 +147,24 @@ def test_recording_needs_a_gpu(atoffer, tmp_path, monkeypatch):
     outcome = atoffer("record", "--store", tmp_path / "store.db")
     assert outcome.status == 1
     assert "NVIDIA GPU" in outcome.err
+
+
+@pytest.mark.parametrize(("words", "shown"), [((), False), (("--progress",), True), (("--progress", "--json"), True)])
+def test_recording_shows_its_bar_on_a_terminal_or_where_asked(atoffer, tmp_path, monkeypatch, words, shown):
+    def record(*_, progress, **__):
+        progress("segments", 1, 2)
+        return recording.Recording(None, None, complete=False, measured=1)
+
+    opened = SimpleNamespace(close=lambda: None), "measurer fake"
+    monkeypatch.setattr(open_measurers, "open_cuda", lambda *_, **__: opened)
+    monkeypatch.setattr(recording, "record_table", record)
+    outcome = atoffer("record", "--store", tmp_path / "store.db", *words)
+    assert outcome.status == 0
+    assert ("segments" in outcome.err) is shown
+    if "--json" in words:
+        assert json.loads(outcome.out)["measured"] == 1
+    else:
+        assert f"(trials kept in {tmp_path / 'store.db'})" in outcome.out
 
 
 def test_workloads_are_read_from_a_file(atoffer, tmp_path, monkeypatch):

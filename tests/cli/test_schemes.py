@@ -1,11 +1,18 @@
 """`atoffer schemes`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from atoffer_rl.cli import scheme_source
+from atoffer_rl.device import DEFAULT_DEVICE
+from atoffer_rl.kernels.legal_space import LegalSpace
+from atoffer_rl.records import RecordedTable, TableHeader
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
+from atoffer_rl.trial import Machine
+from atoffer_rl.workload import Workload
 
 
 def test_the_space_is_a_real_decision(atoffer):
@@ -80,3 +87,19 @@ def test_two_questions_at_once_are_refused(atoffer, words):
 
 def test_a_code_is_not_for_a_standalone_space(atoffer):
     assert "leave one out" in atoffer("schemes", "--code", 3, "--standalone").err
+
+
+def test_the_device_is_that_of_the_workloads_table(atoffer, monkeypatch):
+    device = replace(DEFAULT_DEVICE, name="another", arch="sm_89", shared_bytes_per_block=101_376)
+    table = RecordedTable(TableHeader("t", Machine(), device, (Workload(),), {}), ())
+    monkeypatch.setattr(scheme_source, "table_for", lambda _: table)
+    assert json.loads(atoffer("schemes", "--count", "--json").out)["device"] == "another"
+    assert "block" not in atoffer("schemes", "--why", 2, 5).out
+    lowered = json.loads(atoffer("schemes", "--code", 41115, "--json").out)["scheme"]
+    LegalSpace(Workload(), device).check(Scheme.from_json(lowered))
+
+
+def test_a_workload_without_a_table_has_the_default_device(atoffer):
+    never_recorded = ("--batch", 3, "--seq-len", 48)
+    counted = json.loads(atoffer("schemes", *never_recorded, "--count", "--json").out)
+    assert counted["device"] == DEFAULT_DEVICE.name

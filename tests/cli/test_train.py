@@ -3,14 +3,20 @@
 import errno
 import json
 import os
+import shlex
+import sys
+from pathlib import Path
 
 import pytest
 
 from atoffer_rl.agents import random_search
 from atoffer_rl.agents.hyperparameters import CONFIG_FOLDER
 from atoffer_rl.agents.log import RunLog
+from atoffer_rl.agents.rehearsal import Rehearsal
 from atoffer_rl.agents.session import Session
+from atoffer_rl.cli.search_report import program
 from atoffer_rl.errors import StoreError
+from atoffer_rl.kernels import machine
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers import open as opening
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
@@ -79,9 +85,48 @@ def test_eval_prints_what_the_policy_builds(atoffer, monkeypatch):
     words = ("eval", "--batch", 16, "--seq-len", 256, "--measurer", "replay")
     answer, printed = json.loads(atoffer(*words, "--json").out), atoffer(*words).out
     assert answer["rollout"] != answer["scheme"]
-    _, built = printed.split("by the policy's own rollout")
-    for segment in answer["rollout"]["segments"]:
-        assert f"[{segment['run'][0]},{segment['run'][1]}]" in built
+    built, best = printed.split("the best path through what is known")
+    for scheme, part in ((answer["rollout"], built), (answer["scheme"], best)):
+        for segment in scheme["segments"]:
+            assert f"[{segment['run'][0]},{segment['run'][1]}]" in part
+    assert f"{answer['units']} choices measured only to score it (the 15 of the unfused scheme are free)" in built
+    assert "built from what is known: 4 choices measured (" in atoffer(*words, "--budget", 4).out
+
+
+def test_a_proposal_that_fails_has_no_latency(atoffer, monkeypatch):
+    monkeypatch.setattr(Rehearsal, "proposal", lambda *_: None)
+    printed = atoffer("eval", *SHAPE).out
+    assert "has no latency: one of its choices failed\n0 choices measured" in printed
+    assert "the best path through what is known" in printed
+
+
+def test_without_a_gpu_it_says_what_is_replayed(atoffer, tmp_path, monkeypatch, table):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    words = ("search", "--batch", 1, "--seq-len", 128, "--log-folder", tmp_path, "--budget", 0)
+    line = f"no GPU here: replaying latencies recorded on {table.device.name} (`atoffer doctor` says what live"
+    assert atoffer(*words).out.startswith(line)
+    assert "x.db is not used" in atoffer(*words, "--store", tmp_path / "x.db").out.splitlines()[0]
+
+
+def test_the_next_steps_can_be_typed(atoffer, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    logs = tmp_path / "my logs"
+    printed = atoffer("search", *SHAPE, "--layers", 2, "--log-folder", logs, "--budget", 3).out
+    *_, look, export = printed.splitlines()
+    board = Path(sys.executable).with_name("tensorboard")
+    assert shlex.split(look.partition(": ")[2])[1:] == ["--logdir", str(logs)]
+    assert not board.exists() or Path(shlex.split(look.partition(": ")[2])[0]).absolute() == board
+    _, command, folder, *words = shlex.split(export.partition(": ")[2])
+    assert (command, folder) == ("export", "DIR")
+    assert words[2:] == ["--batch", "1", "--seq-len", "128", "--layers", "2", "--mask", "strided"]
+    assert atoffer("explain", *words).status == 0
+
+
+def test_a_program_on_the_path_is_called_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "tensorboard").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program("tensorboard") == "tensorboard"
+    assert program("no-such-program") == "no-such-program"
 
 
 def test_train_resumes(train, atoffer, tmp_path):

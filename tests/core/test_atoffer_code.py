@@ -4,9 +4,10 @@ from collections import defaultdict
 
 import pytest
 
-from atoffer_rl.atoffer_code import CODE_COUNT, AtofferProgram, all_programs
+from atoffer_rl.atoffer_code import CODE_COUNT, AtofferProgram
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.run import Run
+from tests.atoffer_programs import all_programs
 
 
 def plain_reading(code):

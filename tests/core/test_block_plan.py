@@ -72,14 +72,24 @@ def test_equal_bitmaps_are_stored_once():
 
 
 @pytest.mark.parametrize(("tile_rows", "columns"), [(64, 64), (128, 64), (192, 128)])
-@pytest.mark.parametrize("seq_len", [1, 64, 200, 256])
-@pytest.mark.parametrize("mask", MASKS[:-1])
-def test_reach_says_what_lists_say(mask, seq_len, tile_rows, columns):
+@pytest.mark.parametrize(
+    ("mask", "seq_len", "reach"),
+    [
+        ("dense", 1, Reach.SEQUENCE),
+        ("dense", 200, Reach.SEQUENCE),
+        ("dense", 256, Reach.SEQUENCE),
+        ("causal", 64, Reach.SEQUENCE),  # one tile, whose last row keeps everything
+        ("causal", 200, Reach.DIAGONAL),
+        ("causal", 256, Reach.DIAGONAL),
+        ("strided", 256, Reach.DIAGONAL),
+        ("sliding:window=6", 64, Reach.SEQUENCE),
+    ],
+)
+def test_reach_says_what_lists_say(mask, seq_len, reach, tile_rows, columns):
     mask = parse_mask(mask, seq_len)
     plan, keep = block_plan(mask, seq_len, tile_rows, columns), mask.keep(seq_len)[0]
     tiles = plan.lists.shape[1]
-    if plan.reach is Reach.LISTED:
-        return
+    assert plan.reach is reach
     for place in range(tiles):
         tile = tiles - 1 - place
         needed = keep[tile * tile_rows : (tile + 1) * tile_rows].any(axis=0)
@@ -95,7 +105,14 @@ def test_reach_says_what_lists_say(mask, seq_len, tile_rows, columns):
 
 @pytest.mark.parametrize(
     ("mask", "reach"),
-    [("dense", Reach.SEQUENCE), ("causal", Reach.DIAGONAL), ("strided", Reach.DIAGONAL), ("fixed", Reach.LISTED)],
+    [
+        ("dense", Reach.SEQUENCE),
+        ("causal", Reach.DIAGONAL),
+        ("strided", Reach.DIAGONAL),
+        ("fixed", Reach.LISTED),
+        ("sliding:window=6", Reach.LISTED),
+        ("longformer:window=4,global=2", Reach.LISTED),
+    ],
 )
 def test_reach_of_named_masks(mask, reach):
     assert block_plan(parse_mask(mask, 256), 256, 64, 64).reach is reach
@@ -118,10 +135,10 @@ def test_columns_read_are_those_that_a_tile_needs():
     assert block_plan(parse_mask("dense", 128), 128, 64, 64).columns_read == 2 * 128
 
 
-def test_long_masks_take_under_a_second():
+def test_long_masks_take_under_three_seconds():
     for name in ("causal", "strided"):
         mask = parse_mask(name, 4096)
         mask.keep(4096)
         began = time.perf_counter()
         block_plan.__wrapped__(mask, 4096, 64, 64)
-        assert time.perf_counter() - began < 3.0  # leaves room for a busy machine
+        assert time.perf_counter() - began < 3.0  # a quarter of that, unless the machine is busy

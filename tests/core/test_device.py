@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from atoffer_rl.device import H100, MEASURED, DeviceSpec
+from atoffer_rl.device import DEFAULT_DEVICE, H100, KNOWN_DEVICES, DeviceSpec
 from atoffer_rl.errors import StoreError
+from atoffer_rl.records import recorded_tables
 
 WHOLE, RATES = ("multiprocessors", "l2_bytes", "shared_bytes_per_block"), ("bandwidth_gb_s", "tensor_tflops")
 NO_NUMBERS = (0, -1, True, "132", None, math.nan, math.inf, 1e308, [])
@@ -24,9 +25,13 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("device", MEASURED, ids=lambda device: device.name)
+@pytest.mark.parametrize("device", KNOWN_DEVICES, ids=lambda device: device.name)
 def test_a_device_reads_back(device: DeviceSpec) -> None:
     assert DeviceSpec.from_json(device.to_json()) == device
+
+
+def test_the_default_is_the_device_of_the_tables_that_ship() -> None:
+    assert {table.device.name for table in recorded_tables()} == {DEFAULT_DEVICE.name}
 
 
 def test_whole_numbers_are_rates_too() -> None:

@@ -1,6 +1,20 @@
 """What runs read and store, from the layer's own data flow."""
 
-from atoffer_rl.operators import LAYER_INPUT, LAYER_OUTPUT, OPERATORS, run_activations, run_results, run_weights
+from atoffer_rl.operators import (
+    ACTIVATION_OPERATOR,
+    LAYER_INPUT,
+    LAYER_OUTPUT,
+    MASK_OPERATOR,
+    MERGE_OPERATOR,
+    OPERATORS,
+    PV_OPERATOR,
+    QK_OPERATOR,
+    QKV_BIAS_OPERATOR,
+    SOFTMAX_OPERATOR,
+    run_activations,
+    run_results,
+    run_weights,
+)
 from atoffer_rl.run import Run
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
@@ -13,6 +27,19 @@ def test_the_chain_is_complete():
         assert set(operator.activations) <= known
         known.add(operator.result)
     assert OPERATORS[-1].result == LAYER_OUTPUT
+
+
+def test_named_operators_are_those_of_the_layer():
+    named = {
+        QKV_BIAS_OPERATOR: "qkv",
+        QK_OPERATOR: "scores",
+        MASK_OPERATOR: "masked_scores",
+        SOFTMAX_OPERATOR: "probs",
+        PV_OPERATOR: "context",
+        MERGE_OPERATOR: "merged",
+        ACTIVATION_OPERATOR: "ffn1_act",
+    }
+    assert {index: OPERATORS[index].result for index in named} == named
 
 
 def test_a_run_reads_what_it_does_not_make():

@@ -121,6 +121,7 @@ void store_floats(T* to, const float (&source)[V]) {
 }
 
 inline float exp2_fast(float x) { return exp2f(x); }
+// Few, so that small workloads have tiles for several waves of thread blocks: test_order_of_blocks counts on 3.
 inline int multiprocessors() { return 3; }
 inline void wait_for_inputs() { emulation::wait_for_inputs(); }
 inline void let_next_begin() {}

@@ -63,6 +63,35 @@ __device__ inline void read_early(char* memory, const __half* tensor, float* res
     result[threadIdx.x] = *reinterpret_cast<const float*>(own);
 }
 
+// What a thread has of three copies, while PENDING groups may be on their way: the third belongs to no group. Lanes 16 to
+// 31 have nothing to copy, and no address.
+template <int PENDING>
+__device__ inline void read_groups(char* memory, const __half* a, float* result) {
+    const unsigned lane = threadIdx.x, to = shared_address(memory) + lane * 16;
+    const bool valid = lane < 16;
+    const __half* row = valid ? a + lane * 16 : nullptr;
+    copy_or_clear<0, 0>(to, row, valid);
+    commit_copies();
+    copy_or_clear<kMatrixBytes, 16>(to, row, valid);
+    commit_copies();
+    copy_or_clear<2 * kMatrixBytes, 0>(to, row, valid);
+    wait_copies<PENDING>();
+    for (int copy = 0; copy < 3; ++copy) {
+        const char* here = memory + copy * kMatrixBytes + lane * 16;
+        result[copy * kWarpSize + lane] = to_float(*reinterpret_cast<const __half*>(here));
+    }
+}
+
+// Ones, but for a line that is given up; the last is read from there.
+__device__ inline void discard_second_line(float* result) {
+    constexpr int kLineFloats = kLineBytes / sizeof(float);
+    for (int line = 0; line < 4; ++line) result[line * kLineFloats + threadIdx.x] = 1.0f;
+    __syncwarp();
+    if (threadIdx.x > 0) return;
+    discard_line(result + kLineFloats);
+    result[4 * kLineFloats - 1] = result[kLineFloats];
+}
+
 // Two blocks, each of which waits for the other.
 __device__ inline void take_turns(int* counts, float* result) {
     if (threadIdx.x == 0) {

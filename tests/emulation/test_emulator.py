@@ -25,6 +25,10 @@ extern "C" __global__ void entry(const __half* a, const __half* b, const int* fa
         result[threadIdx.x] = 1.0f;
         return atoffer::wait_for_inputs();
     }
+    if (*fault == 110) return atoffer::read_groups<0>(memory, a, result);
+    if (*fault == 111) return atoffer::read_groups<1>(memory, a, result);
+    if (*fault == 112) return atoffer::read_groups<2>(memory, a, result);
+    if (*fault == 113) return atoffer::discard_second_line(result);
     if (*fault == 102) while (true) ++*const_cast<volatile int*>(counts);
     atoffer::misuse(*fault, memory, a, result);
 }
@@ -92,6 +96,24 @@ def test_inputs_are_waited_for(launch):
 
 def test_shared_memory_is_nan_until_a_copy_is_waited_for(launch):
     assert np.isnan(launch(101)["result"][:32]).all()
+
+
+@pytest.mark.parametrize("pending", [0, 1, 2])
+def test_groups_of_copies_are_there_once_waited_for(launch, pending):
+    tensors = launch(110 + pending, shared_bytes=3 * 512)
+    copied, cleared = tensors["result"][:96].reshape(3, 2, 16).swapaxes(0, 1)
+    here = 2 - pending  # the third copy belongs to no group
+    np.testing.assert_array_equal(copied[:here], tensors["a"][:, [0, 8]].T[:here])
+    assert not cleared[:here].any()
+    assert np.isnan(copied[here:]).all()
+    assert np.isnan(cleared[here:]).all()
+
+
+def test_a_discarded_line_is_nan(launch):
+    lines = launch(113)["result"].reshape(4, 32)
+    assert np.isnan(lines).nonzero()[0].tolist() == [1] * 32 + [3]
+    assert np.isnan(lines[3, 31])
+    assert (lines[~np.isnan(lines)] == 1).all()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import ctypes
 import pytest
 import torch
 
-from atoffer_rl.kernels.reference import TORCH_DTYPES, run_reference
+from atoffer_rl.kernels.reference import run_reference
+from atoffer_rl.kernels.torch_dtypes import TORCH_DTYPES
 from atoffer_rl.operators import run_results, run_weights
 from atoffer_rl.tensors import layer_tensors, run_inputs
 from atoffer_rl.workload import Workload

@@ -10,7 +10,7 @@ from typing import Any
 
 from atoffer_rl.device import H100
 from atoffer_rl.kernels.program import KernelProgram
-from atoffer_rl.kernels.worker import AnchorTask, Greeting, Measured, SegmentTask, Task
+from atoffer_rl.kernels.tasks import AnchorTask, Greeting, Measured, SegmentTask, Task
 from atoffer_rl.scheme import Choice
 from atoffer_rl.trial import TRANSIENT, Machine, Status
 from atoffer_rl.workload import Workload

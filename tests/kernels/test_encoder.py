@@ -7,17 +7,10 @@ import torch
 
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.kernels.encoder import CompiledEncoder, addresses, compile_encoder
+from atoffer_rl.kernels.inputs import Inputs, draw_inputs, draw_weights, typical_lengths
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.kernels.reference import (
-    Inputs,
-    Precision,
-    draw_inputs,
-    draw_weights,
-    encoder_reference,
-    sequence_tensors,
-    typical_lengths,
-    without_padding,
-)
+from atoffer_rl.kernels.packing import sequence_tensors, without_padding
+from atoffer_rl.kernels.reference import Precision, encoder_reference
 from atoffer_rl.kernels.verify import compare
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.run import Run

@@ -1,17 +1,20 @@
 """Every AToffer program lowers to a legal scheme, split as the rule says."""
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from atoffer_rl.atoffer_code import AtofferProgram, all_programs
-from atoffer_rl.errors import NoTemplate
+from atoffer_rl.atoffer_code import AtofferProgram
+from atoffer_rl.device import DEFAULT_DEVICE
+from atoffer_rl.errors import NoTemplate, SchemeError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme, partitions
 from atoffer_rl.workload import Workload
+from tests.atoffer_programs import all_programs
 from tests.large_scores import LARGE_SCORES
 
 SMALL = {"batch": 2, "seq_len": 64, "heads": 2, "ffn_dim": 256}
@@ -110,6 +113,16 @@ def test_codes_fuse_the_attention_of_packed_sequences(code):
     scheme = lower(AtofferProgram.from_code(code), packed)
     LegalSpace(packed).check(scheme)
     assert {Run(1, 6), Run(2, 6)} & {*scheme.runs}
+
+
+def test_codes_lower_to_what_is_legal_on_the_device_that_is_asked_for():
+    program, workload = AtofferProgram.from_code(41115), WORKLOADS["float16"]
+    small = replace(
+        DEFAULT_DEVICE, arch="sm_89", shared_bytes_per_block=101_376, shared_bytes_per_multiprocessor=102_400
+    )
+    LegalSpace(workload, small).check(lower(program, workload, small))
+    with pytest.raises(SchemeError, match="gather"):
+        LegalSpace(workload, small).check(lower(program, workload))
 
 
 def test_what_generated_templates_do_not_cover_cannot_be_lowered():

@@ -7,23 +7,22 @@ from pathlib import Path
 import pytest
 
 from atoffer_rl.errors import StoreError
-from atoffer_rl.kernels import recording
+from atoffer_rl.kernels import recorder
 from atoffer_rl.kernels.child import Child
 from atoffer_rl.kernels.compile_pool import CompilePool
 from atoffer_rl.kernels.cubin_cache import CubinCache
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
-from atoffer_rl.kernels.recording import doubtful, forward_schemes, record_table, replaces
+from atoffer_rl.kernels.recording import record_table
 from atoffer_rl.kernels.registry import ALL_RUNS
 from atoffer_rl.records import load_table
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.store import Store
-from atoffer_rl.table_summary import best_recorded, check_sums, latencies, scheme_sum_us
-from atoffer_rl.trial import SegmentRequest, Status
+from atoffer_rl.table_summary import best_recorded, check_sums, latencies
+from atoffer_rl.trial import SegmentRequest
 from atoffer_rl.workload import Workload
-from tests.core.test_store import segment_trial
 from tests.kernels import planted_jobs
 from tests.kernels.paths import ROOT
 
@@ -88,7 +87,7 @@ def test_a_table_is_complete_and_shares_signatures(make: Make, tmp_path: Path) -
         assert check_sums(table, workload).forwards == 40
         best = best_recorded(table, workload)[0]
         trials = ReplayMeasurer(table).measure([SegmentRequest(workload, choice) for choice in best.choices])
-        assert all(len(trial.samples_us) >= recording.BEST_REPLAYS for trial in trials)
+        assert all(len(trial.samples_us) >= recorder.BEST_REPLAYS for trial in trials)
     assert {trial.table for trial in table.trials} == {table.header.table}
 
 
@@ -131,32 +130,16 @@ def test_an_interrupt_among_the_finalists_loses_no_samples(make: Make, tmp_path:
     with pytest.raises(KeyboardInterrupt):
         record_table(first, [FIRST], "toy", forwards=5, folder=tmp_path, progress=interrupt)
     newest = {trial.answers: trial for trial in first.store.trials() if trial.kind == "forward"}
-    assert sorted(len(trial.samples_us) // recording.FORWARD_REPLAYS for trial in newest.values()) == [2, 2, 2, 3, 3]
+    assert sorted(len(trial.samples_us) // recorder.FORWARD_REPLAYS for trial in newest.values()) == [2, 2, 2, 3, 3]
     for trial in newest.values():
-        first.store.add(replace(trial, samples_us=trial.samples_us[: recording.FORWARD_REPLAYS]))
+        first.store.add(replace(trial, samples_us=trial.samples_us[: recorder.FORWARD_REPLAYS]))
     first.close()
     done = record_table(make(log="second"), [FIRST], "toy", forwards=5, folder=tmp_path)
     assert done.complete
     assert done.measured == 3 + 2 * 5
     assert done.table is not None
     samples = {len(trial.samples_us) for trial in done.table.forwards(FIRST).values()}
-    assert samples == {recording.FORWARD_REPLAYS * recording.FINALIST_ROUNDS}
-
-
-def test_what_answers_of_two_trials() -> None:
-    few = segment_trial()
-    many = replace(few, samples_us=few.samples_us * 2)
-    failed = replace(few, status=Status.WRONG_RESULT, latency_us=None, samples_us=())
-    passing = replace(failed, status=Status.LAUNCH_FAILED, detail={"transient": True})
-    assert replaces(many, few)
-    assert replaces(many, many)
-    assert not replaces(few, many)
-    assert replaces(failed, many)
-    assert replaces(few, failed)
-    assert not any(replaces(passing, earlier) for earlier in (few, many, failed))
-    assert replaces(passing, passing)
-    assert replaces(failed, passing)
-    assert replaces(few, replace(many, detail={"anchors_disagreed": 1}))
+    assert samples == {recorder.FORWARD_REPLAYS * recorder.FINALIST_ROUNDS}
 
 
 def test_failures_that_pass_are_measured_again_by_the_next_call(
@@ -230,23 +213,6 @@ def test_a_folder_that_cannot_be_written_is_found_out_at_once(make: Make, tmp_pa
         record_table(make(), [FIRST], "toy", folder=tmp_path / "file")
 
 
-def test_forwards_hold_the_least_sums_and_spread_over_the_others() -> None:
-    by_choice = {
-        choice: 1.0 + choice["number"] * (1 + run.first)
-        for run in RUNS
-        for choice in toy_choices(LegalSpace(FIRST), run)
-    }
-    schemes = forward_schemes(by_choice, 100, seed=1)
-    sums = [scheme_sum_us(scheme, by_choice) for scheme in schemes]
-    assert len(set(schemes)) == 100
-    assert sums[:32] == sorted(sums[:32])
-    assert max(sums[:32]) <= min(sums[32:])
-    assert max(sums) > 4 * min(sums)
-    assert forward_schemes(by_choice, 100, seed=1) == schemes
-    assert len(forward_schemes(by_choice, 10, seed=1)) == 10
-    assert forward_schemes({}, 10, seed=1) == []
-
-
 def test_latencies_leave_failures_out(make: Make, tmp_path: Path) -> None:
     done = record_table(make(), [FIRST], "toy", forwards=1, folder=tmp_path)
     assert done.table is not None
@@ -255,18 +221,11 @@ def test_latencies_leave_failures_out(make: Make, tmp_path: Path) -> None:
     assert all(choice["kind"] == planted_jobs.GOOD for choice in by_choice)
 
 
-def test_a_part_that_took_longer_than_the_whole_is_doubtful() -> None:
-    part, whole, between = (Choice(Run(*run), "chain", (("vector", 4),)) for run in ((8, 8), (8, 9), (9, 9)))
-    other = Choice(Run(8, 8), "chain", (("vector", 8),))
-    assert doubtful({part: 14.0, whole: 10.0, between: 12.0, other: 90.0}) == [part]
-    assert doubtful({part: 12.9, whole: 10.0}) == []
-
-
 def test_doubtful_choices_are_measured_again_with_more_samples(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doubted = Choice(Run(8, 8), "chain", (("kind", planted_jobs.GOOD), ("number", 3)))
-    monkeypatch.setattr(recording, "doubtful", lambda latencies_us: [doubted])
+    monkeypatch.setattr(recorder, "doubtful", lambda latencies_us: [doubted])
     record_table(make(), [FIRST], "doubt", forwards=2, folder=tmp_path)
     trial = load_table(tmp_path / "doubt.jsonl.gz").segments(FIRST)[doubted]
-    assert len(trial.samples_us) == recording.BEST_REPLAYS
+    assert len(trial.samples_us) == recorder.BEST_REPLAYS

@@ -1,27 +1,11 @@
-from dataclasses import replace
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from atoffer_rl.kernels import reference
-from atoffer_rl.kernels.reference import (
-    PEAK,
-    Inputs,
-    Precision,
-    batch_chunks,
-    draw_inputs,
-    draw_weights,
-    encoder_reference,
-    layer_reference,
-    pack_rows,
-    run_reference,
-    sequence_tensors,
-    softmax_rows,
-    unpack_rows,
-    without_padding,
-)
+from atoffer_rl.kernels.formulas import FORMULAS
+from atoffer_rl.kernels.inputs import Inputs, draw_inputs, draw_weights
+from atoffer_rl.kernels.packing import without_padding
+from atoffer_rl.kernels.reference import Precision, batch_chunks, encoder_reference, layer_reference, run_reference
 from atoffer_rl.operators import OPERATOR_COUNT, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.tensors import layer_tensors
@@ -107,53 +91,20 @@ def test_a_few_heads_at_a_time_give_the_same(run, precision, monkeypatch):
     inputs = draw_inputs(SMALL, run, Inputs.RANDOM, 0, "cpu")
     whole = run_reference(SMALL, run, inputs, precision)
     multiplied = []
-    products = reference._FORMULAS["qk_gemm"]
+    products = FORMULAS["qk_gemm"]
 
     def counted(workload, entries, qkv):
         scores = products(workload, entries, qkv)
         multiplied.append(scores.shape[1])
         return scores
 
-    monkeypatch.setitem(reference._FORMULAS, "qk_gemm", counted)
+    monkeypatch.setitem(FORMULAS, "qk_gemm", counted)
     monkeypatch.setattr(reference, "ATTENTION_SCORES", 2 * SMALL.batch * SMALL.seq_len**2)
     parts = run_reference(SMALL, run, inputs, precision)
     assert multiplied == [2, 1]
     assert tuple(parts) == tuple(whole)
     for name, value in whole.items():
         torch.testing.assert_close(parts[name], value)
-
-
-def test_codes_are_the_same_in_pieces(monkeypatch):
-    whole = draw_inputs(SMALL, Run(3, 4), Inputs.CODED, 0, "cpu")["scores"]
-    monkeypatch.setattr(reference, "CODES_AT_ONCE", 100)
-    assert torch.equal(draw_inputs(SMALL, Run(3, 4), Inputs.CODED, 0, "cpu")["scores"], whole)
-
-
-def test_softmax_of_a_row_that_keeps_nothing_is_zero():
-    rows = torch.tensor([[0.0, 0.0], [-torch.inf, -torch.inf], [-torch.inf, 900.0]])
-    assert softmax_rows(rows).tolist() == [[0.5, 0.5], [0.0, 0.0], [0.0, 1.0]]
-
-
-def test_inputs_repeat_and_are_what_their_kind_says():
-    peaked = draw_inputs(SMALL, Run(2, 2), Inputs.PEAKED, 5, "cpu")["qkv"]
-    assert torch.equal(peaked, draw_inputs(SMALL, Run(2, 2), Inputs.PEAKED, 5, "cpu")["qkv"])
-    assert not torch.equal(peaked, draw_inputs(SMALL, Run(2, 2), Inputs.PEAKED, 6, "cpu")["qkv"])
-    assert peaked[..., : SMALL.width].std() > PEAK / 2
-    assert peaked[..., SMALL.width :].std() < 2
-    coded = draw_inputs(SMALL, Run(0, 0), Inputs.CODED, 0, "cpu")
-    assert torch.equal(coded["x"] * 16, (coded["x"] * 16).round())
-    rows = coded["x"].view(-1, SMALL.width)
-    assert len(rows.unique(dim=0)) == len(rows)
-    assert len(rows.T.unique(dim=0)) == SMALL.width
-
-
-def test_probabilities_drawn_are_row_stochastic_under_the_mask():
-    probs = draw_inputs(SMALL, Run(5, 5), Inputs.RANDOM, 0, "cpu")["probs"]
-    keep = torch.tensor(SMALL.mask_spec.keep(SMALL.seq_len))[:, None].expand_as(probs)
-    torch.testing.assert_close(probs.sum(-1), torch.ones(probs.shape[:-1]))
-    assert not probs[~keep].any()
-    scores = draw_inputs(SMALL, Run(4, 4), Inputs.RANDOM, 0, "cpu")["masked_scores"]
-    assert torch.equal(scores.isneginf(), ~keep)
 
 
 @pytest.mark.parametrize("mask", ["strided", "bigbird:block=4,window=2,random=1"])
@@ -182,27 +133,6 @@ def test_what_lies_beyond_a_length_reaches_no_valid_row():
     torch.testing.assert_close(without_padding(padded, other, lengths), without_padding(padded, clean, lengths))
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
-def test_rows_are_packed_and_unpacked_again(lengths):
-    packed = Workload(
-        batch=len(lengths), seq_len=9, heads=1, head_dim=8, ffn_dim=8, lengths="uniform:shortest=0", packed=True
-    )
-    drawn = torch.tensor(lengths, dtype=torch.int32)
-    rows = torch.arange(1.0, packed.rows * 8 + 1).view(-1, 9, 8)
-    together = pack_rows(packed, rows, drawn)
-    assert torch.equal(
-        together.view(-1, 8)[: sum(lengths)], torch.cat([one[:n] for one, n in zip(rows, lengths, strict=True)])
-    )
-    assert not together.view(-1, 8)[sum(lengths) :].any()
-    apart = unpack_rows(packed, together + 0.0, drawn)
-    assert torch.equal(apart, without_padding(replace(packed, packed=False), rows, drawn))
-    assert torch.equal(pack_rows(packed, apart, drawn), together)
-    starts = sequence_tensors(packed, drawn)["offsets"]
-    assert starts.dtype == torch.int32
-    for start, n, one in zip(starts.tolist(), lengths, rows, strict=True):
-        assert torch.equal(together.view(-1, 8)[start : start + n], one[:n])
-
-
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize("lengths", ["list:11/19", "list:0/4", "list:19/19"])
 def test_packed_sequences_are_what_each_is_alone(lengths, precision):
@@ -218,16 +148,3 @@ def test_packed_sequences_are_what_each_is_alone(lengths, precision):
             own = encoder_reference(alone, rows[first : first + n][None], weights, precision)[0]
             torch.testing.assert_close(y[first : first + n], own)
         first += n
-
-
-def test_lengths_are_extreme_and_inputs_as_they_were():
-    padded = Workload(**SMALL.to_json() | {"lengths": "uniform:shortest=0"})
-    seen = {n for kind in Inputs for n in draw_inputs(padded, Run(3, 3), kind, 0, "cpu")["lengths"].tolist()}
-    assert {0, 1, 19} <= seen
-    full, other = (draw_inputs(w, Run(2, 6), Inputs.RANDOM, 0, "cpu")["qkv"] for w in (SMALL, padded))
-    assert torch.equal(full, other)
-    probs = draw_inputs(padded, Run(5, 5), Inputs.RANDOM, 0, "cpu")["probs"]
-    lengths = draw_inputs(padded, Run(2, 6), Inputs.RANDOM, 0, "cpu")["lengths"]
-    for sequence, length in zip(probs, lengths, strict=True):
-        assert not sequence[:, length:].any()
-        assert not sequence[..., length:].any()

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from atoffer_rl.device import H100
+from atoffer_rl.kernels.choice_program import template_program
 from atoffer_rl.kernels.cubin_cache import program_hash
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.stale import Staleness, staleness
-from atoffer_rl.kernels.worker import template_program
 from atoffer_rl.records import RecordedTable, TableHeader
 from atoffer_rl.scheme import Choice
 from atoffer_rl.trial import Machine, SegmentRequest, Status, Trial

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from atoffer_rl.kernels import verifier
-from atoffer_rl.kernels.reference import Inputs, run_reference
+from atoffer_rl.kernels.inputs import Inputs
+from atoffer_rl.kernels.reference import run_reference
 from atoffer_rl.kernels.verifier import Verifier, kept_bytes
 from atoffer_rl.kernels.verify import EAGER_ERROR
 from atoffer_rl.run import Run

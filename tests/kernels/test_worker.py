@@ -3,7 +3,8 @@
 import pytest
 
 from atoffer_rl.errors import DisturbedTiming, LaunchError
-from atoffer_rl.kernels.worker import AnchorTask, GpuWorker, Measured, Task
+from atoffer_rl.kernels.tasks import AnchorTask, Measured, Task
+from atoffer_rl.kernels.worker import GpuWorker
 from atoffer_rl.trial import TRANSIENT, Status
 
 TASK = AnchorTask({})

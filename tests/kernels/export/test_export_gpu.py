@@ -75,7 +75,9 @@ def test_scheme_with_lengths_verifies_in_a_bare_process(lengths: str, packed: bo
 def test_lengths_are_taken_from_torch_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from atoffer_rl.kernels.reference import draw_weights, encoder_reference, without_padding
+    from atoffer_rl.kernels.inputs import draw_weights
+    from atoffer_rl.kernels.packing import without_padding
+    from atoffer_rl.kernels.reference import encoder_reference
 
     workload = replace(small("float16"), lengths="uniform:shortest=0")
     folder = unfused_export(workload, tmp_path)
@@ -101,7 +103,9 @@ def test_lengths_are_taken_from_torch_and_checked(tmp_path: Path, monkeypatch: p
 def test_offsets_are_taken_from_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from atoffer_rl.kernels.reference import draw_weights, encoder_reference, sequence_tensors, without_padding
+    from atoffer_rl.kernels.inputs import draw_weights
+    from atoffer_rl.kernels.packing import sequence_tensors, without_padding
+    from atoffer_rl.kernels.reference import encoder_reference
 
     workload = replace(small("float16"), lengths="uniform:shortest=0", packed=True)
     folder = unfused_export(workload, tmp_path)
@@ -154,7 +158,8 @@ def test_a_wrong_best_scheme_falls_back_to_the_safe_one(tmp_path: Path) -> None:
 def test_torch_tensors_go_in_and_the_result_comes_out_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from atoffer_rl.kernels.reference import draw_weights, encoder_reference
+    from atoffer_rl.kernels.inputs import draw_weights
+    from atoffer_rl.kernels.reference import encoder_reference
 
     workload = small("float16")
     folder = unfused_export(workload, tmp_path)

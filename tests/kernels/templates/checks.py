@@ -86,6 +86,17 @@ def assert_unkept_columns_stay_out(workload, choice):
     assert not clean[~keep.any(dim=2)].any()
 
 
+def assert_unkept_columns_stay_out_emulated(emulator, workload, choice, poison):
+    """The same on an emulated machine, of `poison` in place of NaN."""
+    keep = workload.mask_spec.keep(workload.seq_len)
+    kernel, qkv = emulator.load(workload, choice), random_qkv(workload)
+    clean = launch(kernel, workload, qkv)
+    qkv[:, :, 1:][~keep.any(axis=1)] = poison
+    np.testing.assert_array_equal(launch(kernel, workload, qkv), clean)
+    assert np.isfinite(clean).all()
+    assert not clean[~keep.any(axis=2)].any()
+
+
 def random_qkv(workload):
     """Queries, keys and values (batch, seq_len, 3, heads, head_dim), float16."""
     shape = workload.batch, workload.seq_len, 3, workload.heads, workload.head_dim

@@ -184,7 +184,7 @@ def test_products_find_keys_and_values(head_dim, columns):
 
 
 def transpose_quad(x):
-    """What four lanes (first axis) hold in four registers after the exchange in block.cuh."""
+    """What four lanes (first axis) hold in four registers after the exchange in block_warpgroup.cuh."""
     for mask, pairs in ((1, [(0, 1), (2, 3)]), (2, [(0, 2), (1, 3)])):
         sent = {(lane, a): x[lane, a if lane & mask else b] for lane in range(4) for a, b in pairs}
         for lane, (a, b) in product(range(4), pairs):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from atoffer_rl.block_plan import Reach, block_plan
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
 from tests.kernels.templates.block_choices import (
@@ -20,6 +21,7 @@ from tests.kernels.templates.block_choices import (
     TWO_SPLITS,
     choice_of,
 )
+from tests.kernels.templates.checks import launch, random_qkv
 
 SMALL = Workload(batch=1, seq_len=150, heads=1, head_dim=64, mask="strided")
 
@@ -70,3 +72,37 @@ def test_a_mask_for_each_sequence(assert_emulated, tmp_path, values):
 @pytest.mark.parametrize("residents", [4, 5, 64])
 def test_blocks_of_a_cluster_wait_for_each_other(assert_emulated, residents):
     assert_emulated(replace(SMALL, heads=3), choice_of(Run(2, 5), **FOUR_SPLITS), residents)
+
+
+def tiles_in_order(kernel, workload, tile_rows):
+    """The (head, row tile) that each thread block stores: launches of ever more of them, on a result of NaN."""
+    qkv, order = random_qkv(workload), []
+    for blocks in range(1, kernel.program.grid[0] + 1):
+        part = replace(kernel, program=replace(kernel.program, grid=(blocks, 1, 1)))
+        stored = ~np.isnan(launch(part, workload, qkv)).reshape(workload.seq_len, workload.heads, -1).any(axis=2)
+        tiles = np.logical_and.reduceat(stored, range(0, workload.seq_len, tile_rows), axis=0)
+        order += [pair for pair in map(tuple, np.argwhere(tiles.T)) if pair not in order]
+        assert len(order) == blocks
+    return order
+
+
+@pytest.mark.parametrize(
+    ("mask", "reach"), [("causal", Reach.DIAGONAL), ("bigbird:window=8,global=2,random=1,block=8", Reach.LISTED)]
+)
+@pytest.mark.parametrize(
+    ("seq_len", "heads", "values", "numbers"),
+    [
+        (150, 1, SHORT, [0, 1, 2]),  # one wave
+        (150, 2, SHORT, [0, 1, 2, 5, 4, 3]),  # as many as run at once: those after the first wave in reverse
+        (390, 1, SHORT, [0, 1, 2, 3, 4, 5, 6]),  # one more
+        (130, 3, COPIED_QUERIES, [0, 1, 2, 8, 7, 6, 5, 4, 3]),
+    ],
+)
+def test_order_of_blocks(assert_emulated, mask, reach, seq_len, heads, values, numbers):
+    workload = replace(SMALL, seq_len=seq_len, heads=heads, mask=mask)
+    plan = block_plan(workload.mask_spec, seq_len, values["tile_rows"], values["columns"])
+    assert plan.reach is reach
+    kernel = assert_emulated(workload, choice_of(Run(2, 6), **values))
+    most_work_first = [(head, tile) for tile in plan.lists[0, :, 0, 0] for head in range(heads)]
+    order = tiles_in_order(kernel, workload, values["tile_rows"])
+    assert order == [most_work_first[number] for number in numbers]

@@ -5,10 +5,12 @@ import torch
 from torch.nn.functional import gelu
 
 from atoffer_rl.device import H100
+from atoffer_rl.kernels.inputs import Inputs, draw_inputs
 from atoffer_rl.kernels.matmul_library import ITEMSIZES, ColumnMajor, batch_addresses
-from atoffer_rl.kernels.reference import TORCH_DTYPES, Inputs, Precision, draw_inputs, run_reference
+from atoffer_rl.kernels.reference import Precision, run_reference
 from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.kernels.templates.cublaslt import BATCHED_RUNS, TEMPLATE
+from atoffer_rl.kernels.torch_dtypes import TORCH_DTYPES
 from atoffer_rl.kernels.verify import compare
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice

@@ -10,7 +10,7 @@ from atoffer_rl.kernels.templates import gather
 from atoffer_rl.row_order import Order
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from tests.kernels.templates.checks import launch, random_qkv
+from tests.kernels.templates.checks import assert_unkept_columns_stay_out_emulated, launch, random_qkv
 from tests.kernels.templates.gather_choices import (
     LOW,
     ONE_BUFFER,
@@ -126,13 +126,7 @@ def test_items_of_a_group_of_heads_in_turn_emulated(assert_emulated, monkeypatch
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("values", [*ORDERS, PIECES])
 def test_columns_that_no_row_keeps_never_reach_the_result_emulated(emulator, ragged_workload, values, poison):
-    w, keep = ragged_workload, ragged_workload.mask_spec.keep(77)
-    kernel, qkv = emulator.load(w, choice_of(Run(2, 6), **values)), random_qkv(ragged_workload)
-    clean = launch(kernel, w, qkv)
-    qkv[:, :, 1:][~keep.any(axis=1)] = poison
-    np.testing.assert_array_equal(launch(kernel, w, qkv), clean)
-    assert np.isfinite(clean).all()
-    assert not clean[~keep.any(axis=2)].any()
+    assert_unkept_columns_stay_out_emulated(emulator, ragged_workload, choice_of(Run(2, 6), **values), poison)
 
 
 @pytest.mark.parametrize("values", [ORDERS[Order.SPLIT], PIECES, STEP_WARPS])

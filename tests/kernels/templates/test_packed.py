@@ -164,7 +164,9 @@ def assert_other_rows_are_let_alone(workload, run, launch, device):
     """Rows of no sequence reach nothing where they are NaN in q, k and v, and in the result stay as they were."""
     import torch
 
-    from atoffer_rl.kernels.reference import Inputs, draw_inputs, run_reference, valid_rows
+    from atoffer_rl.kernels.inputs import Inputs, draw_inputs
+    from atoffer_rl.kernels.packing import valid_rows
+    from atoffer_rl.kernels.reference import run_reference
 
     inputs = draw_inputs(workload, run, Inputs.RANDOM, 1, device)
     valid, expected = valid_rows(workload, inputs[LENGTHS]), run_reference(workload, run, inputs)["merged"]

@@ -149,7 +149,9 @@ def attend_beside_nan(workload, run, launch, device):
     """What `launch` stores where q, k and v are NaN beyond the lengths, and what it should."""
     import torch
 
-    from atoffer_rl.kernels.reference import Inputs, draw_inputs, run_reference, valid_rows
+    from atoffer_rl.kernels.inputs import Inputs, draw_inputs
+    from atoffer_rl.kernels.packing import valid_rows
+    from atoffer_rl.kernels.reference import run_reference
 
     inputs = draw_inputs(workload, run, Inputs.RANDOM, 1, device)
     expected = run_reference(workload, run, inputs)

@@ -184,8 +184,9 @@ def test_rows_beyond_the_static_shared_memory_are_right():
 def test_columns_that_no_row_keeps_are_not_read(run, tmp_path):
     import torch
 
+    from atoffer_rl.kernels.inputs import Inputs, draw_inputs
     from atoffer_rl.kernels.launch import load_choice
-    from atoffer_rl.kernels.reference import Inputs, draw_inputs, run_reference
+    from atoffer_rl.kernels.reference import run_reference
 
     workload = Workload(batch=2, seq_len=45, heads=3, mask=batch_mask(tmp_path, 2, 45))
     inputs = draw_inputs(workload, run, Inputs.RANDOM, 0, "cuda")

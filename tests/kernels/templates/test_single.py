@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from atoffer_rl.device import H100
 from atoffer_rl.errors import CompileError
 from atoffer_rl.kernels.compiler import compile_kernel
+from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.kernels.templates.single import TEMPLATE
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -18,8 +20,7 @@ from tests.kernels.templates.checks import (
     assert_all_right,
     assert_rendered_alike,
     assert_unkept_columns_stay_out,
-    launch,
-    random_qkv,
+    assert_unkept_columns_stay_out_emulated,
 )
 from tests.kernels.templates.gather_choices import ARCHS, MASKS
 
@@ -32,14 +33,15 @@ def choice_of(run=RUNS[3], tile_rows=16, column_warps=4):
     return Choice(run, "single", (("tile_rows", tile_rows), ("column_warps", column_warps)))
 
 
-def is_possible(workload, choice):
-    return TEMPLATE.impossible(workload, choice.run, dict(choice.parameters), H100) is None
+def why_impossible(workload, choice):
+    return TEMPLATE.why_not(workload, choice.run, H100) or TEMPLATE.impossible(
+        workload, choice.run, dict(choice.parameters), H100
+    )
 
 
 def possible_choice(workload, run=RUNS[3], tile_rows=16, column_warps=4):
     choice = choice_of(run, tile_rows, column_warps)
-    assert TEMPLATE.why_not(workload, run, H100) is None
-    assert TEMPLATE.impossible(workload, run, dict(choice.parameters), H100) is None
+    assert why_impossible(workload, choice) is None
     return choice
 
 
@@ -70,13 +72,7 @@ def test_masks_of_a_batch_emulated(assert_emulated, ragged_workload, tiling):
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_columns_that_no_row_keeps_never_reach_the_result_emulated(emulator, ragged_workload, poison):
-    w, keep = ragged_workload, ragged_workload.mask_spec.keep(77)
-    kernel, qkv = emulator.load(w, choice_of()), random_qkv(w)
-    clean = launch(kernel, w, qkv)
-    qkv[:, :, 1:][~keep.any(axis=1)] = poison
-    np.testing.assert_array_equal(launch(kernel, w, qkv), clean)
-    assert np.isfinite(clean).all()
-    assert not clean[~keep.any(axis=2)].any()
+    assert_unkept_columns_stay_out_emulated(emulator, ragged_workload, choice_of(), poison)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -88,6 +84,14 @@ def test_kernels_compile(arch):
     ):
         choice = possible_choice(workload, run, *tiling)
         assert compile_kernel(TEMPLATE.program(workload, choice), arch).startswith(b"\x7fELF")
+
+
+def test_every_possible_tiling_compiles():
+    choices = [choice_of(RUNS[3], *tiling) for tiling in product(range(16, 257, 16), range(1, 5))]
+    possible = [choice for choice in choices if why_impossible(SMALL, choice) is None]
+    assert len(possible) == 12
+    for choice in possible:
+        assert compile_kernel(TEMPLATE.program(SMALL, choice), "sm_90a").startswith(b"\x7fELF")
 
 
 def test_shared_memory_that_python_and_the_kernel_disagree_about_does_not_compile(monkeypatch):
@@ -116,6 +120,7 @@ def test_what_it_cannot_do_at_all(changes, device, reason):
         (SMALL, (24, 4), "multiple of 16"),
         (SMALL, (16, 3), "column_warps must be 1, 2 or 4"),
         (SMALL, (128, 4), "16 warps at most"),
+        (SMALL, (48, 4), "power of two"),
         (Workload(batch=1, seq_len=1024, mask="dense"), (16, 4), "keeps 1024 columns"),
         (Workload(batch=1, seq_len=512, heads=2, head_dim=128, mask="dense"), (16, 4), "bytes of shared memory"),
     ],
@@ -123,6 +128,15 @@ def test_what_it_cannot_do_at_all(changes, device, reason):
 def test_what_is_impossible(workload, values, reason):
     choice = choice_of(RUNS[3], *values)
     assert reason in TEMPLATE.impossible(workload, RUNS[3], dict(choice.parameters), H100)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_what_is_offered(run):
+    """Nothing beyond 24,576 rows of heads, and the default first: 16 rows, four warps."""
+    largest = Workload(batch=8, seq_len=256, heads=12, mask="fixed")
+    offered = template_choices("single", largest, run)
+    assert offered == tuple(choice_of(run, *tiling) for tiling in ((16, 4), (16, 2), (32, 2)))
+    assert not template_choices("single", replace(largest, seq_len=257), run)
 
 
 def test_work_and_geometry():
@@ -149,7 +163,10 @@ def test_every_mask_on_gpu(mask, dtype):
     workloads = [Workload(batch=3, seq_len=seq_len, mask=mask, dtype=dtype) for seq_len in (1, 17, 64, 130, 256)]
     tilings = [(RUNS[index % 4], *tiling) for index, tiling in enumerate(TILINGS)]
     pairs = [(workload, choice_of(*tiling)) for workload in workloads for tiling in tilings]
-    assert_all_right([pair for pair in pairs if is_possible(*pair)])
+    possible = [pair for pair in pairs if why_impossible(*pair) is None]
+    assert {choice for _, choice in possible} == {choice_of(*tiling) for tiling in tilings}
+    assert {workload for workload, _ in possible} == set(workloads)
+    assert_all_right(possible)
 
 
 @pytest.mark.gpu
