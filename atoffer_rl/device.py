@@ -1,7 +1,7 @@
 """What the project knows of a GPU: the numbers that rooflines, hard rules and observations use."""
 
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from atoffer_rl.dtype import DType
@@ -92,17 +92,8 @@ H100 = DeviceSpec(
     tensor_tflops=790.0,
     float32_tflops=60.0,
 )
-H200 = DeviceSpec(
-    name="NVIDIA H200",
-    arch="sm_90a",
-    multiprocessors=132,
-    shared_bytes_per_block=232_448,
-    shared_bytes_per_multiprocessor=233_472,
-    registers_per_multiprocessor=65_536,
-    l2_bytes=62_914_560,
-    bandwidth_gb_s=4_300.0,
-    tensor_tflops=760.0,
-    float32_tflops=51.0,
+H200 = replace(
+    H100, name="NVIDIA H200", l2_bytes=62_914_560, bandwidth_gb_s=4_300.0, tensor_tflops=760.0, float32_tflops=51.0
 )
 KNOWN_DEVICES = (H100, H200)
 """Models whose rates are estimates of what large copies and products reach; single cards differ."""

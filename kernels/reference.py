@@ -24,7 +24,8 @@ from atoffer_rl.run import Run
 from atoffer_rl.tensors import LENGTHS, layer_tensors, run_inputs
 from atoffer_rl.workload import Workload
 
-ATTENTION = Run(2, 5)
+CONTEXT = Run(2, 5)
+"""What makes `context`, whose scores need not all be there at a time."""
 ATTENTION_SCORES = 2**29
 """Scores that a reference of attention holds at a time, where they are no result: 4 GB in float64."""
 
@@ -68,7 +69,7 @@ def run_reference(
     if precision is Precision.EXACT:
         values = {name: value if name == LENGTHS else value.double() for name, value in values.items()}
     for part in _parts(run):
-        compute = _attention if part == ATTENTION else _operators
+        compute = _attention if part == CONTEXT else _operators
         values |= compute(workload, part, values, precision, entries)
     return {name: values[name] for name in run_results(run)}
 
@@ -85,9 +86,9 @@ def _packed_reference(
 
 def _parts(run: Run) -> tuple[Run, ...]:
     """`run`, cut before and after attention if it contains all of it."""
-    if ATTENTION.first not in run or ATTENTION.last not in run:
+    if CONTEXT.first not in run or CONTEXT.last not in run:
         return (run,)
-    parts = (Run(run.first, ATTENTION.first - 1), ATTENTION, Run(ATTENTION.last + 1, run.last))
+    parts = (Run(run.first, CONTEXT.first - 1), CONTEXT, Run(CONTEXT.last + 1, run.last))
     return tuple(part for part in parts if part.first <= part.last)
 
 
@@ -112,7 +113,7 @@ def _operators(
 def _attention(
     workload: Workload, run: Run, values: Mapping[str, Tensor], precision: Precision, entries: slice
 ) -> dict[str, Tensor]:
-    """As `_operators` for `ATTENTION`, as many heads at a time as `ATTENTION_SCORES` allows."""
+    """As `_operators` for `CONTEXT`, as many heads at a time as `ATTENTION_SCORES` allows."""
     w = workload
     by_head = values["qkv"].view(-1, w.seq_len, 3, w.heads, w.head_dim)
     shared = {name: values[name] for name in run_inputs(w, run)}

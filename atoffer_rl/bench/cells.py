@@ -31,7 +31,7 @@ EXACT_SCORE_BYTES, EXACT_SCORES_AT_ONCE = 48, 2**26
 """The float64 reference's: six tensors, of so many scores, or of one sequence's."""
 MOST_BYTES = 24 * 2**30
 """What no cell may exceed: peers that need more are the slowest there, and say that they ran out."""
-FINALISTS = 3
+TIMED_CHOICES = 3
 """Of our choices: those whose latencies lie within what one measurement tells apart are timed beside the peers."""
 IDENTITY = ("mask", "batch", "seq_len", "heads", "head_dim", "dtype")
 
@@ -42,12 +42,12 @@ class Cell:
 
     Attributes:
         workload: Shapes, dtype and mask.
-        finalists: The fastest few of ours, the fastest first.
+        fastest: The fastest few of ours, in that order.
         source_hash: Of all that ours could have been, so that a row is known to be of today's kernels.
     """
 
     workload: Workload
-    finalists: tuple[Choice, ...]
+    fastest: tuple[Choice, ...]
     source_hash: str
 
     @property
@@ -110,7 +110,7 @@ def find_cells(workloads: Sequence[Workload], measurer: Measurer) -> tuple[list[
         latencies_us = latencies(answers)
         if latencies_us:
             ranked = sorted(latencies_us, key=latencies_us.__getitem__)
-            cells.append(Cell(workload, tuple(ranked[:FINALISTS]), source_hash(workload, measurer.device)))
+            cells.append(Cell(workload, tuple(ranked[:TIMED_CHOICES]), source_hash(workload, measurer.device)))
         else:
             reasons = dict.fromkeys(f"{trial.status.value}: {trial.reason}" for trial in answers.values())
             failures[workload] = f"no attention kernel is right here ({'; '.join(reasons)})"

@@ -53,7 +53,7 @@ class CellBench:
         self._cell = cell
         workload, device = cell.workload, torch.device("cuda", torch.cuda.current_device())
         _limit_memory(cell.allowed_bytes)
-        self._segments = {str(choice): load_choice(workload, choice) for choice in cell.finalists}
+        self._segments = {str(choice): load_choice(workload, choice) for choice in cell.fastest}
         self._verdicts = self._verified(Inputs.RANDOM, batch_chunks(workload))
         self._peaked = self._verified(Inputs.PEAKED, _peaked_chunks(workload))
         torch.cuda.empty_cache()
