@@ -6,10 +6,8 @@ what the run had measured, so that it can go on.
 
 import io
 import json
-import pickle
 import warnings
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,25 +21,16 @@ from atoffer_rl.agents.hyperparameters import MAX_HIDDEN
 from atoffer_rl.agents.training_state import check_training_state
 from atoffer_rl.envs.space_hash import check_space_hash
 from atoffer_rl.errors import LogError, PolicyError
+from atoffer_rl.json_text import parse_json
 from atoffer_rl.whole_file import replacing
 
 FORMAT = "atoffer-policy-1"
 SHIPPED_POLICY = Path(__file__).parent / "policies" / "shipped.zip"
 MAX_BYTES = 2**28
 """A policy takes a few hundred kilobytes; what claims more is not unpacked."""
+LONGEST_NAME = 40
 LARGEST_WEIGHT = 1000.0
 """Weights are of order one; with none beyond this, no activation or squared error overflows."""
-_OF_DAMAGE = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RuntimeError,
-    zlib.error,
-    zipfile.BadZipFile,
-    zipfile.LargeZipFile,
-    pickle.UnpicklingError,
-)
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time stamp of every member: same weights, same bytes."""
 
@@ -113,27 +102,47 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     content = _content(path)
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as file:
-            if sum(member.file_size for member in file.infolist()) > MAX_BYTES:
-                raise PolicyError(f"{path} unpacks to more than a policy takes: use another")
-            about = json.loads(file.read("about.json"))
-            tensors = _tensors(file.read("tensors.pt"))
-        if about["format"] != FORMAT:
-            raise PolicyError(f"{path} is of format {about['format']}, this version reads {FORMAT}: train it again")
-        checkpoint = Checkpoint(
-            weights=_weights(tensors["weights"]),
-            hidden=_width(about["hidden"]),
-            space=str(about["space"]),
-            run=dict(about["run"]),
-            optimizer=tensors.get("optimizer", {}),
-            random_state=tensors.get("random_state"),
-        )
-        check_space_hash(checkpoint.space)
-        if checkpoint.resumable:
-            check_training_state(checkpoint.weights, checkpoint.hidden, checkpoint.optimizer, checkpoint.random_state)
-    except (OSError, EOFError, ArithmeticError, *_OF_DAMAGE) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they say of a damaged file, the error says
+            return _unpacked(path, content)
+    except PolicyError:
+        raise
+    except Exception as error:  # zipfile and torch raise whatever their parts do
         raise PolicyError(f"{path} is damaged or not a checkpoint: use another, or train it again") from error
+
+
+def _unpacked(path: Path, content: bytes) -> Checkpoint:
+    with _zip_of(path, content) as file:
+        about, tensors = parse_json(file.read("about.json")), file.read("tensors.pt")
+    if about["format"] != FORMAT:
+        named = str(about["format"])[:LONGEST_NAME]
+        raise PolicyError(f"{path} is of format {named!r}, this version reads {FORMAT}: train it again")
+    _zip_of(path, tensors).close()
+    parts = torch.load(io.BytesIO(tensors), map_location="cpu", weights_only=True)
+    checkpoint = Checkpoint(
+        weights=_weights(parts["weights"]),
+        hidden=_width(about["hidden"]),
+        space=str(about["space"]),
+        run=dict(about["run"]),
+        optimizer=parts.get("optimizer", {}),
+        random_state=parts.get("random_state"),
+    )
+    check_space_hash(checkpoint.space)
+    if checkpoint.resumable:
+        check_training_state(checkpoint.weights, checkpoint.hidden, checkpoint.optimizer, checkpoint.random_state)
     return checkpoint
+
+
+def _zip_of(path: Path, content: bytes) -> zipfile.ZipFile:
+    """The zip that `content` is, a checkpoint's or torch's own within it.
+
+    Raises:
+        PolicyError: If it unpacks to more than a policy takes.
+    """
+    file = zipfile.ZipFile(io.BytesIO(content))
+    if sum(member.file_size for member in file.infolist()) > MAX_BYTES:
+        raise PolicyError(f"{path} unpacks to more than a policy takes: use another")
+    return file
 
 
 def _content(path: Path) -> bytes:
@@ -158,15 +167,12 @@ def _content(path: Path) -> bytes:
         raise PolicyError(f"there can be no policy {str(path)!r}: {error}") from error
 
 
-def _tensors(content: bytes) -> dict[str, Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of pickles that are none of torch's, which the error says
-        tensors: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return tensors
-
-
 def _weights(value: Any) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = dict(value)
+    if not all(isinstance(name, str) for name in weights):
+        raise ValueError("weights have names")
+    if sum(tensor.numel() for tensor in weights.values()) > MAX_BYTES // 4:
+        raise ValueError("weights repeat what they hold")
     for tensor in weights.values():
         if not tensor.is_floating_point() or not bool((tensor.abs() <= LARGEST_WEIGHT).all()):
             raise ValueError(f"weights are numbers up to {LARGEST_WEIGHT}")

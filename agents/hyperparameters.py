@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from atoffer_rl.agents.config_file import read_section
 from atoffer_rl.errors import AtofferError
+from atoffer_rl.quote import quote
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
 PRETRAIN_FILE = CONFIG_FOLDER / "pretrain.yml"
@@ -17,9 +17,13 @@ MAX_ENVS = 16
 MAX_HIDDEN = 512
 LEARNING_RATES = (1e-9, 0.1)
 MAX_SEED = 2**32 - 1
+MAX_ROLLOUT = 2**16
+"""Steps that are kept for an update, of all environments together: each takes 12 kilobytes."""
+MAX_MINIBATCH = 2**13
+"""Steps that the network sees together: with the widest layers each takes a megabyte."""
 _BOUNDS = {
     "n_envs": (1, MAX_ENVS),
-    "n_steps": (2, 10**6),
+    "n_steps": (2, MAX_ROLLOUT),
     "batch_size": (2, 10**6),
     "n_epochs": (1, 10**4),
     "hidden": (1, MAX_HIDDEN),
@@ -32,18 +36,14 @@ _BOUNDS = {
 """Least and largest value of hyperparameters that cannot be anything from 0 to `LARGEST`."""
 
 
-_OF_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""Its own errors, and what its constructors raise besides."""
-
-
 @dataclass(frozen=True)
 class LearningConfig:
     """Hyperparameters of MaskablePPO wherever it learns.
 
     Attributes:
         n_envs: Environments that are stepped together.
-        n_steps: Steps of each environment between updates.
-        batch_size: Steps in a minibatch.
+        n_steps: Steps of each environment between updates; with all environments at most `MAX_ROLLOUT`.
+        batch_size: Steps in a minibatch, at most `MAX_MINIBATCH`; the last one may be smaller, but for a single step.
         n_epochs: Passes over a rollout.
         learning_rate: Adam's.
         gae_lambda: Bias against variance of the advantage estimate.
@@ -132,40 +132,26 @@ def pretrain_config(changes: Mapping[str, Any] | None = None) -> PretrainConfig:
 
 
 def _values(config: type, path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise AtofferError(f"there is no file of hyperparameters {path}: give the path of a YAML file") from error
-    except OSError as error:
-        raise AtofferError(f"cannot read hyperparameters {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise AtofferError(f"cannot read hyperparameters {str(path)!r}: it names or holds no text") from error
-    values = _section(path, text) | {name: value for name, value in changes.items() if value is not None}
+    values = read_section(path, SECTION) | {name: value for name, value in changes.items() if value is not None}
     types = {field.name: field.type for field in fields(config)}
-    if wrong := sorted(map(str, set(values) ^ set(types))):
-        raise AtofferError(f"{path}: {', '.join(wrong)} unknown or missing")
-    return {name: _checked(path, name, value, types[name]) for name, value in values.items()}
+    if wrong := sorted(map(_named, set(values) ^ set(types))):
+        raise AtofferError(f"{path}: {quote(', '.join(wrong), str)} unknown or missing")
+    checked = {name: _checked(path, name, value, types[name]) for name, value in values.items()}
+    _check_rollout(path, **{name: checked[name] for name in ("n_envs", "n_steps", "batch_size")})
+    return checked
 
 
-def _section(path: Path, text: str) -> dict[str, Any]:
-    """The section of the YAML `text` that holds hyperparameters."""
-    try:
-        sections = yaml.safe_load(text)
-    except _OF_YAML as error:
-        raise AtofferError(f"cannot read hyperparameters from {path}: it is not valid YAML{_fault(error)}") from error
-    if not isinstance(sections, dict) or SECTION not in sections:
-        raise AtofferError(f"cannot read hyperparameters from {path}: it needs a section {SECTION}")
-    values = sections[SECTION]
-    if not isinstance(values, dict):
-        raise AtofferError(f"{path}: section {SECTION} must map names to values")
-    return values
-
-
-def _fault(error: Exception) -> str:
-    """Where YAML is wrong, and how, as far as `error` tells."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f", line {error.problem_mark.line + 1}: {error.problem}"
-    return f": {' '.join(str(error).split())}"
+def _check_rollout(path: Path, n_envs: int, n_steps: int, batch_size: int) -> None:
+    """Accept a rollout that fits into memory, and whose minibatches have advantages that can be normalised."""
+    rollout = n_envs * n_steps
+    total, minibatch = f"n_envs * n_steps is {rollout} steps", min(batch_size, rollout)
+    if rollout > MAX_ROLLOUT:
+        raise AtofferError(f"{path}: {total}, over {MAX_ROLLOUT} take too much memory: reduce n_steps or n_envs")
+    if minibatch > MAX_MINIBATCH:
+        raise AtofferError(f"{path}: minibatches of {minibatch} steps take too much memory: reduce batch_size")
+    if rollout % minibatch == 1:
+        lonely = f"of which the last minibatch of batch_size {batch_size} has one alone"
+        raise AtofferError(f"{path}: {total}, {lonely}: change n_steps or batch_size")
 
 
 def _checked(path: Path, name: str, value: Any, kind: Any) -> Any:
@@ -174,5 +160,14 @@ def _checked(path: Path, name: str, value: Any, kind: Any) -> Any:
     right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not right or not least <= value <= most:
         expected = "a whole number" if whole else "a number"
-        raise AtofferError(f"{path}: {name} must be {expected} from {least} to {most}, not {value!r}")
+        raise AtofferError(f"{path}: {name} must be {expected} from {least} to {most}, not {_shown(value)}")
     return kind(value)
+
+
+def _named(name: Any) -> str:
+    return " ".join(name.split()) if isinstance(name, str) else quote(name)
+
+
+def _shown(value: Any) -> str:
+    """`value` for a message; what YAML's aliases repeat in a list within lists is not written out."""
+    return f"a {type(value).__name__}" if isinstance(value, list | dict | set | tuple) else quote(value)

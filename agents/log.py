@@ -2,16 +2,17 @@
 
 import fcntl
 import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from atoffer_rl.agents.uninterrupted import uninterrupted
 from atoffer_rl.errors import LogError
-from atoffer_rl.whole_file import replacing
+from atoffer_rl.json_text import parse_json
+from atoffer_rl.whole_file import is_stream, replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,26 +95,31 @@ class RunLog:
         """Append one measured trial."""
         if self.folder is not None:
             with self._writing():
-                self._lines.write(json.dumps(record) + "\n")
+                self._lines.write(_line(record))
                 self._lines.flush()
 
-    def keep_trials(self, choices: Container[str]) -> None:
-        """Drop the trials of choices that are none of `choices`, and what is written twice.
+    def keep_trials(self, choices: Container[str], paid: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Drop the trials of choices that are none of `choices`, and what is written twice; write what is missing.
 
         A run that was killed wrote trials after its checkpoint; what it knows no more, it will measure and write again.
+
+        Args:
+            choices: All that the run knows.
+            paid: The trials that it paid for, in order; they come first.
         """
         if self.folder is None:
             return
         with self._writing():
-            self._lines.flush()
-            lines = (self.folder / TRIALS_FILE).read_bytes().splitlines(keepends=True)
-            first: dict[str, bytes] = {}
+            self._lines.seek(0)
+            lines = self._lines.readlines()
+            written: dict[str, bytes] = {}
             for line in lines:
-                first.setdefault(_choice_in(line), line)
-            kept = [line for choice, line in first.items() if choice in choices]
+                written.setdefault(_choice_in(line), line)
+            kept = [written.pop(record["choice"], _line(record)) for record in paid]
+            kept += [line for choice, line in written.items() if choice in choices]
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(lines, kept, strict=False)))
             self._lines.truncate(sum(map(len, kept[:same])))
-            self._lines.write(b"".join(kept[same:]).decode())
+            self._lines.writelines(kept[same:])
             self._lines.flush()
 
     def result(self, record: Mapping[str, Any]) -> None:
@@ -142,27 +148,49 @@ class RunLog:
             raise LogError(f"cannot write the log folder {str(self.folder)!a} (no UTF-8): {self.remedy}") from error
 
 
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+def _object_in(line: bytes) -> dict[str, Any] | None:
+    """What a line of trials says; None if it is damaged or half written."""
+    try:
+        value = parse_json(line.decode())
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _choice_in(line: bytes) -> str:
     """The choice that a line of trials is about; empty if it is no such line."""
-    try:
-        return str(json.loads(line)["choice"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return ""
+    choice = (_object_in(line) or {}).get("choice")
+    return choice if isinstance(choice, str) else ""
 
 
-def _opened_trials(path: Path, remedy: str) -> TextIO:
+def _opened_trials(path: Path, remedy: str) -> BinaryIO:
     """`path` for appending, held for this process alone; a line that a killed process left half written is dropped.
 
     Raises:
-        LogError: If another process holds it.
+        LogError: If another process holds it, or it is no file that can be appended to.
     """
-    lines = path.open("a+", encoding="utf-8")
+    if is_stream(path):
+        raise LogError(f"{path} is a folder, pipe or device: remove it, or {remedy}")
+    lines = path.open("a+b")
     try:
         fcntl.flock(lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lines.close()
         raise LogError(f"another run is writing {path.parent}: wait for it, or {remedy}") from error
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        lines.truncate(content.rfind(b"\n") + 1)
+    _end_last_line(lines)
     return lines
+
+
+def _end_last_line(lines: BinaryIO) -> None:
+    """Give a last line that lacks its end one, or drop it where it lacks more."""
+    lines.seek(0)
+    content = lines.read()
+    start = content.rfind(b"\n") + 1
+    if _object_in(content[start:]) is not None:
+        lines.write(b"\n")
+    else:
+        lines.truncate(start)

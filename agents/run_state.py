@@ -131,6 +131,6 @@ def resumed_session(
     if any(choice not in ledger.space for choice in charged):
         raise PolicyError("the checkpoint's run measured choices that are not legal now: start a new run")
     ledger.restore(charged)
-    log = log or RunLog()
-    log.keep_trials({str(choice) for choice in ledger.trials})
-    return Session(ledger, log, seed, oracle_us, restored=tuple(charged))
+    session = Session(ledger, log or RunLog(), seed, oracle_us, restored=tuple(charged))
+    session.log.keep_trials({str(choice) for choice in ledger.trials}, session.restored_records)
+    return session

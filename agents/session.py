@@ -1,7 +1,7 @@
 """What a searcher is given and what it gives back."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -117,13 +117,16 @@ class Session:
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
-        self.history: list[Point] = []
         self._graph = CutGraph()
         self._statuses = dict.fromkeys(Status, 0)
         self._known = len(self.ledger.trials)
-        for trial in self.ledger.trials.values():
-            self._count(trial)
-        self._log_curves(self._point())
+        paid = {choice: self.ledger.trials[choice] for choice in self.restored}
+        for choice, trial in self.ledger.trials.items():
+            if choice not in paid:
+                self._count(trial)
+        self.history = [self._before(paid.values())]
+        self.history += [point for _, point in self._counted(paid.values())]
+        self._log_curves(self.history[-1])
 
     @property
     def workload(self) -> Workload:
@@ -134,6 +137,11 @@ class Session:
     def charged(self) -> tuple[Choice, ...]:
         """Choices that this search paid for, in order."""
         return self.restored + tuple(islice(self.ledger.trials, self._known, None))
+
+    @property
+    def restored_records(self) -> list[dict[str, Any]]:
+        """What is logged of the trials that an earlier part of this search paid for, in order."""
+        return [_record(self.ledger.trials[choice], self.history[k]) for k, choice in enumerate(self.restored, 1)]
 
     def check_interrupt(self) -> None:
         """End the search if the user asked for it; searchers call it in every turn.
@@ -148,9 +156,10 @@ class Session:
         """Log the trials measured since the last call; searchers call it whenever they have measured."""
         news = list(islice(self.ledger.trials.values(), sum(self._statuses.values()), None))
         best_us = self._graph.best_us
-        for later, trial in zip(range(len(news) - 1, -1, -1), news, strict=True):
-            self._count(trial)
-            self._log_trial(trial, self._point(later, sum(other.seconds for other in news[len(news) - later :])))
+        for trial, point in self._counted(news):
+            self.history.append(point)
+            self.log.trial(_record(trial, point))
+            self._log_curves(point)
         if news:
             self._log_point(self.history[-1])
         if self._graph.best_us < best_us:
@@ -182,16 +191,18 @@ class Session:
         if trial.latency_us is not None and trial.run is not None:
             self._graph.lower(trial.run, trial.latency_us)
 
-    def _point(self, later_units: int = 0, later_seconds: float = 0.0) -> Point:
-        units, seconds = self.ledger.units_spent - later_units, self.ledger.seconds_spent - later_seconds
-        self.history.append(Point(units, seconds, self._graph.best_us))
-        return self.history[-1]
+    def _before(self, trials: Collection[Trial]) -> Point:
+        """Where this search stood before `trials`, the last that it paid for."""
+        units, seconds = self.ledger.units_spent, self.ledger.seconds_spent
+        return Point(units - len(trials), seconds - sum(trial.seconds for trial in trials), self._graph.best_us)
 
-    def _log_trial(self, trial: Trial, point: Point) -> None:
-        self.log.trial(
-            asdict(point) | {"choice": str(trial.choice), "status": trial.status.value, "latency_us": trial.latency_us}
-        )
-        self._log_curves(point)
+    def _counted(self, trials: Collection[Trial]) -> Iterator[tuple[Trial, Point]]:
+        """Count `trials`, the last that this search paid for, and tell where it stood after each."""
+        point = self._before(trials)
+        for trial in trials:
+            self._count(trial)
+            point = Point(point.units + 1, point.seconds + trial.seconds, self._graph.best_us)
+            yield trial, point
 
     def _log_curves(self, point: Point) -> None:
         self.log.scalar("search/best_latency_us", point.best_us, point.units)
@@ -214,6 +225,11 @@ class Session:
         latencies_us = [self.ledger.graph.latencies_us[run] for run in scheme.runs]
         self.log.text("scheme/best", scheme_table(scheme, latencies_us), step)
         self.log.figure("scheme/best", draw_scheme(scheme, latencies_us), step)
+
+
+def _record(trial: Trial, point: Point) -> dict[str, Any]:
+    latency = {"choice": str(trial.choice), "status": trial.status.value, "latency_us": trial.latency_us}
+    return asdict(point) | latency
 
 
 def measured_us(ledger: Ledger, scheme: Scheme) -> float:

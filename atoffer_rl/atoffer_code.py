@@ -13,6 +13,7 @@ from typing import Self
 
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.operators import OPERATOR_COUNT
+from atoffer_rl.quote import quote
 from atoffer_rl.run import Run
 
 CODE_COUNT = 2 ** (OPERATOR_COUNT + 1)
@@ -42,9 +43,9 @@ class AtofferProgram:
         try:
             code = index(code)
         except TypeError as error:
-            raise SchemeError(f"an AToffer code is a whole number from 0 on, not {code!r}") from error
+            raise SchemeError(f"an AToffer code is a whole number from 0 on, not {quote(code)}") from error
         if not 0 <= code < CODE_COUNT:
-            raise SchemeError(f"an AToffer code is a number from 0 to {CODE_COUNT - 1}, not {code}")
+            raise SchemeError(f"an AToffer code is a number from 0 to {CODE_COUNT - 1}, not {quote(code)}")
         bits = f"{code % FLAG:0{OPERATOR_COUNT}b}"
         segments = [
             [operator for operator, _ in group] for _, group in groupby(enumerate(bits), key=lambda item: item[1])

@@ -57,5 +57,9 @@ class ExportError(AtofferError):
     """An export folder is incomplete, damaged or does not verify."""
 
 
+class FileError(AtofferError):
+    """A file or folder is not such as may be used: no regular one, too large, or open to others."""
+
+
 class LogError(AtofferError):
     """The log folder cannot be written."""

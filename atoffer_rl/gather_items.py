@@ -9,6 +9,9 @@ A mask's parts (`row_order`) are cut into items, the work that a thread block ta
 An item is final or partial. A partial item leaves its result on a shelf of its rows; the final item of a row merges the
 shelves. Items are partial if they belong to a far part, or if a tile's columns were too many for one block.
 
+Fragments of an item have rows of their own, but for a wide item, whose rows need far more columns than most: all of its
+fragments have the same 16 rows, and each takes a share of the columns and of the shelves.
+
 Items are made of what whole fragments need, a sixteenth of a mask's pairs; the pairs are looked up when they are
 written (`gather_plan`).
 """
@@ -21,9 +24,18 @@ import numpy as np
 
 from atoffer_rl.mask_plan import Int32
 from atoffer_rl.masks import Keep, Mask
-from atoffer_rl.row_order import FRAGMENT_ROWS, NO_ROW, Order, Rows, fragment_columns, parts_of, sorted_rows
+from atoffer_rl.row_order import (
+    FRAGMENT_ROWS,
+    NO_ROW,
+    Order,
+    Rows,
+    fragment_columns,
+    parts_of,
+    sorted_rows,
+    wide_fragments,
+)
 
-FINAL = -1
+FINAL, FINAL_WIDE = -1, -2
 NATURAL_TILES = (Order.NATURAL, Order.TWO_PASSES)
 MOST_WASTE = 1.05
 """Columns that a formula may give for one that is needed: reading a few more costs less than reading a list."""
@@ -62,7 +74,7 @@ class Item:
         columns: What it gathers.
         needs: (passes, fragments, columns) bool: the columns that any row of a fragment keeps.
         squares: The (seq_len, seq_len) pairs that each pass multiplies.
-        shelf: Where its result goes; `FINAL` is the layer's own.
+        shelf: Where its result goes; `FINAL` and, of a wide item, `FINAL_WIDE` are the layer's own.
         merges: Shelves that it merges.
         near: How many of its last columns the second pass takes.
     """
@@ -75,6 +87,11 @@ class Item:
     shelf: int = FINAL
     merges: int = 0
     near: int = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether its result is one of several of its rows."""
+        return self.shelf >= 0
 
     def chunks(self, chunk: int) -> int:
         """Chunks of its columns."""
@@ -89,10 +106,11 @@ class Item:
         return self._padded(self.needs, chunk).reshape(*self.needs.shape[:2], -1, chunk).transpose(2, 0, 1, 3)
 
     def pairs(self, chunk: int) -> Keep:
-        """(chunks, passes, fragments, 16, chunk): the pairs, padded to whole chunks."""
+        """(chunks, passes, fragments, 16, chunk): the pairs that a fragment multiplies, padded to whole chunks."""
         rows = self.rows[self.orders]
         kept = [square[np.ix_(taken, self.columns)] for square, taken in zip(self.squares, rows, strict=True)]
-        padded = self._padded(np.stack(kept) & (rows >= 0)[..., None], chunk)
+        needed = np.repeat(self.needs, FRAGMENT_ROWS, axis=1)
+        padded = self._padded(np.stack(kept) & (rows >= 0)[..., None] & needed, chunk)
         return padded.reshape(len(rows), -1, FRAGMENT_ROWS, self.chunks(chunk), chunk).transpose(3, 0, 1, 2, 4)
 
     def _padded(self, kept: Keep, chunk: int) -> Keep:
@@ -130,6 +148,7 @@ class GatherOutline:
         kept: Chunks that an item's second pass takes, at most.
         shelves: Partial results that a row has at most.
         shelved: Rows between which all lie that have any.
+        wide: Whether there are wide items.
     """
 
     passes: int
@@ -137,6 +156,7 @@ class GatherOutline:
     kept: int
     shelves: int
     shelved: range
+    wide: bool
 
 
 @lru_cache(maxsize=256)
@@ -154,12 +174,13 @@ def outline_of(layout: Layout) -> GatherOutline:
         kept=max(item.kept(layout.chunk) for item in layout.items),
         shelves=max(item.merges for item in layout.items),
         shelved=_shelved(layout.items),
+        wide=any(item.shelf == FINAL_WIDE for item in layout.items),
     )
 
 
 def _shelved(items: tuple[Item, ...]) -> range:
     """From the first to the last row of partial items."""
-    rows = [item.rows[item.rows != NO_ROW] for item in items if item.shelf != FINAL]
+    rows = [item.rows[item.rows != NO_ROW] for item in items if item.partial]
     return range(int(min(part.min() for part in rows)), int(max(part.max() for part in rows)) + 1) if rows else range(0)
 
 
@@ -197,6 +218,8 @@ def _items_of(parts: tuple[_Part, ...], tile_rows: int, chunk: int, order: Order
     starts = range(0, len(parts[-1].rows), tile_rows)
     if order is Order.TWO_PASSES:
         items = [_two_pass_item(parts[0].keep, parts[1].keep, first, tile_rows) for first in starts]
+    elif order is Order.WIDE_APART:
+        items = _items_apart(parts[0], tile_rows, chunk, pieces)
     else:
         tiles = [_tile(parts[-1], first, tile_rows) for first in starts]
         limit = chunk * max(1, -(-max(tile.chunks(chunk) for tile in tiles) // pieces))
@@ -279,11 +302,37 @@ def _two_pass_item(far: Keep, near: Keep, first: int, tile_rows: int) -> Item:
     return Item(rows, orders, columns, needs[..., columns], (far, near), near=int(in_near.sum()))
 
 
-def _pieces(tile: Item, limit: int, first_shelf: int) -> list[Item]:
+def _items_apart(part: _Part, tile_rows: int, chunk: int, pieces: int) -> list[Item]:
+    """Natural tiles without wide fragments, each of which is cut into wide items."""
+    wide = wide_fragments(part.needs)
+    rows = part.rows.copy()
+    rows[np.repeat(wide, FRAGMENT_ROWS)[: len(rows)]] = NO_ROW
+    others = _Part(part.keep, rows, part.needs & ~wide[:, None])
+    starts = [first for first in range(0, len(rows), tile_rows) if (rows[first : first + tile_rows] >= 0).any()]
+    items = [_tile(others, first, tile_rows) for first in starts]
+    for fragment in np.flatnonzero(wide):
+        tile = _wide_tile(part, int(fragment), tile_rows)
+        limit = chunk * -(-tile.chunks(chunk) // pieces)
+        items += _pieces(tile, limit, first_shelf=0, final=FINAL_WIDE)
+    return items
+
+
+def _wide_tile(part: _Part, fragment: int, tile_rows: int) -> Item:
+    """A fragment's rows as every fragment of an item; groups of columns are dealt out to them."""
+    fragments = tile_rows // FRAGMENT_ROWS
+    rows = _tile_rows(part.rows, fragment * FRAGMENT_ROWS, FRAGMENT_ROWS)
+    columns = np.flatnonzero(part.needs[fragment]).astype(np.int32)
+    group = np.arange(len(columns)) // FRAGMENT_ROWS
+    needs = group % fragments == np.arange(fragments)[:, None]
+    order = np.arange(tile_rows, dtype=np.int32)
+    return Item(np.tile(rows, fragments), order[None], columns, needs[None], (part.keep,))
+
+
+def _pieces(tile: Item, limit: int, first_shelf: int, final: int = FINAL) -> list[Item]:
     """A tile cut into items of at most `limit` columns, the last of them final."""
     last = max(1, -(-len(tile.columns) // limit)) - 1
     cuts = [slice(piece * limit, (piece + 1) * limit) for piece in range(last + 1)]
-    places = [(first_shelf + piece, 0) for piece in range(last)] + [(FINAL, first_shelf + last)]
+    places = [(first_shelf + piece, 0) for piece in range(last)] + [(final, first_shelf + last)]
     return [
         replace(tile, columns=tile.columns[cut], needs=tile.needs[..., cut], shelf=shelf, merges=merges)
         for cut, (shelf, merges) in zip(cuts, places, strict=True)

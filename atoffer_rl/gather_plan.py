@@ -35,7 +35,7 @@ class GatherPlan:
 
     Attributes:
         headers: (masks, items, 4) int32: the item's chunks; how many of them, the last, the second pass takes; its
-            shelf, or `FINAL`; the shelves that it merges.
+            shelf, `FINAL` or `FINAL_WIDE`; the shelves that it merges.
         rows: (masks, items, tile_rows) int32 row numbers; `NO_ROW` is none.
         orders: (masks, items, passes, tile_rows) int32: a pass's fragments, as places in `rows`.
         columns: (masks, items, chunks, chunk) int32; `PADDING` is no column.
@@ -46,6 +46,7 @@ class GatherPlan:
         partial_items: Items of each mask that are partial; they come first.
         shelves: Partial results that a row has at most.
         shelved: Rows between which all lie that have any.
+        wide: Whether there are wide items.
         formula: How rows and columns follow from an item's number, if they do.
     """
 
@@ -58,6 +59,7 @@ class GatherPlan:
     partial_items: int
     shelves: int
     shelved: range
+    wide: bool = False
     formula: ColumnFormula | None = None
 
     @property
@@ -116,21 +118,22 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
     """
     layout = gather_layout(mask, seq_len, tile_rows, chunk, order, pieces)
     outline = outline_of(layout)
-    partial = max(sum(item.shelf != FINAL for item in items) for items in layout.masks)
-    final = max(sum(item.shelf == FINAL for item in items) for items in layout.masks)
+    partial = max(sum(item.partial for item in items) for items in layout.masks)
+    final = max(sum(not item.partial for item in items) for items in layout.masks)
     lead = len(layout.masks), partial + final
     plan = GatherPlan(
         *_empty_arrays(lead, layout.items, tile_rows, chunk, outline.blocks),
         partial_items=partial,
         shelves=outline.shelves,
         shelved=outline.shelved,
+        wide=outline.wide,
         formula=layout.formula,
     )
     plan.headers[:, partial:, 2] = FINAL
     for mask_number, items in enumerate(layout.masks):
         places = iter(range(partial)), iter(range(partial, partial + final))
         for item in items:
-            _write_item(plan, (mask_number, next(places[item.shelf == FINAL])), item)
+            _write_item(plan, (mask_number, next(places[not item.partial])), item)
     return plan
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoffer_rl.errors import WorkloadError
+from atoffer_rl.quote import quote
 
 FULL, UNIFORM, LIST = "full", "uniform", "list"
 LENGTH_NAMES = (FULL, UNIFORM, LIST)
@@ -93,7 +94,7 @@ def parse_lengths(text: str, batch: int, seq_len: int) -> Lengths:
         WorkloadError: If the name, a number or the count is wrong.
     """
     if not isinstance(text, str):
-        raise WorkloadError(f"lengths must be text such as uniform:shortest=1,longest=128, not {text!r}")
+        raise WorkloadError(f"lengths must be text such as uniform:shortest=1,longest=128, not {quote(text)}")
     return _parsed(text, batch, seq_len)
 
 
@@ -105,7 +106,7 @@ def _parsed(text: str, batch: int, seq_len: int) -> Lengths:
     if name == LIST:
         return _list(rest, batch, seq_len)
     if text != FULL:
-        raise WorkloadError(f"unknown lengths {text!r}: use one of {', '.join(LENGTH_NAMES)}")
+        raise WorkloadError(f"unknown lengths {quote(text)}: use one of {', '.join(LENGTH_NAMES)}")
     return Lengths(FULL, seq_len, seq_len)
 
 
@@ -113,10 +114,10 @@ def _uniform(rest: str, seq_len: int) -> Lengths:
     values = {"shortest": 1, "longest": seq_len}
     items = [item.partition("=") for item in rest.split(",") if item]
     if len({key for key, _, _ in items}) < len(items):
-        raise WorkloadError(f"lengths uniform: {rest!r} gives a parameter twice; give each once")
+        raise WorkloadError(f"lengths uniform: {quote(rest)} gives a parameter twice; give each once")
     for key, _, number in items:
         if key not in values:
-            raise WorkloadError(f"lengths uniform has no parameter {key!r}; it takes: {', '.join(values)}")
+            raise WorkloadError(f"lengths uniform has no parameter {quote(key)}; it takes: {', '.join(values)}")
         values[key] = _length(f"uniform: {key}", number, seq_len)
     if values["shortest"] > values["longest"]:
         raise WorkloadError(f"lengths uniform: shortest={values['shortest']} is over longest={values['longest']}")
@@ -133,5 +134,5 @@ def _list(rest: str, batch: int, seq_len: int) -> Lengths:
 def _length(what: str, text: str, seq_len: int) -> int:
     value = int(text) if text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER else -1
     if not 0 <= value <= seq_len:
-        raise WorkloadError(f"lengths {what} must be a whole number from 0 to seq_len {seq_len}, not {text!r}")
+        raise WorkloadError(f"lengths {what} must be a whole number from 0 to seq_len {seq_len}, not {quote(text)}")
     return value

@@ -54,3 +54,18 @@ def kept_within(mask: Mask, seq_len: int) -> NDArray[np.float64]:
     joins = np.tril(keep).sum(axis=2) + np.triu(keep, 1).sum(axis=1)  # of each token with those before it and itself
     within: NDArray[np.float64] = np.concatenate([[0.0], np.cumsum(joins.mean(axis=0))])
     return within
+
+
+@lru_cache(maxsize=64)
+def mixing_within(mask: Mask, seq_len: int) -> NDArray[np.float64]:
+    """Rows of the first n tokens that keep two of them or more, for n from 0 to `seq_len`, mean over `mask`'s squares.
+
+    Attention has something to weigh there alone: a row that keeps no column gives zeros, one that keeps one, that one.
+    """
+    keep = mask.keep(seq_len)
+    rest = keep.copy()
+    np.put_along_axis(rest, keep.argmax(axis=2)[..., None], False, axis=2)
+    second = rest.argmax(axis=2)  # 0 where there is none
+    needed = np.maximum(second, np.arange(seq_len)) + 1
+    within: NDArray[np.float64] = np.cumsum(np.bincount(needed[second > 0], minlength=seq_len + 1)) / len(keep)
+    return within

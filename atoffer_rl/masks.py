@@ -1,13 +1,9 @@
 """Attention masks: their names, their parameters, and which (query, key) pairs they keep."""
 
-import hashlib
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
-from pathlib import Path
-from stat import S_ISREG
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +11,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from atoffer_rl.errors import MaskError
+from atoffer_rl.mask_file import changed_mask, read_mask_file
+from atoffer_rl.quote import quote
 
 MAX_SEQ_LEN = 32768
 """A mask is a square of so many booleans a side while it is studied: a gigabyte."""
@@ -103,12 +101,16 @@ def _longformer(seq_len: int, window: int, global_: int) -> Keep:
 
 def _bigbird(seq_len: int, window: int, global_: int, random: int, block: int, seed: int) -> Keep:
     blocks = -(-seq_len // block)
+    if random >= blocks:
+        return _dense(seq_len)
     # RandomState's streams are frozen: the same seed draws the same blocks under any numpy.
     source = np.random.RandomState(seed)
     keep = _longformer(seq_len, window, global_)
-    for row in range(blocks):
-        for column in source.permutation(blocks)[:random]:
-            keep[row * block : (row + 1) * block, column * block : (column + 1) * block] = True
+    owners = np.arange(seq_len) // block
+    for row in range(blocks if random else 0):
+        drawn = np.zeros(blocks, np.bool_)
+        drawn[source.permutation(blocks)[:random]] = True
+        keep[row * block : (row + 1) * block] |= drawn[owners]
     return keep
 
 
@@ -135,23 +137,27 @@ _FAMILIES: dict[str, _Family] = {
     ),
 }
 _ALIASES = {"triangle": "causal"}
+_KEYWORDS = {"global": "global_"}
 MASK_NAMES = (*_FAMILIES, "document", "file")
 LONGEST_NUMBER = 10
 
 
-def parse_mask(text: str, seq_len: int) -> Mask:
+def parse_mask(text: str, seq_len: int, batch: int | None = None) -> Mask:
     """The canonical mask that `text` names for sequences of `seq_len`.
 
     Args:
         text: `NAME` or `NAME:parameter=value,...`; `document:lengths=a/b/c`; `file:PATH.npy`.
         seq_len: Tokens in a sequence; some defaults depend on it.
+        batch: Sequences in a batch, as many as a file may hold masks; None accepts any number.
 
     Raises:
         MaskError: If the name, a parameter or the file is wrong.
     """
     if not isinstance(text, str):
-        raise MaskError(f"mask must be text such as strided:stride=16, not {text!r}")
-    return _file_mask(text[5:], seq_len) if text.startswith("file:") else _named_mask(text, seq_len)
+        raise MaskError(f"mask must be text such as strided:stride=16, not {quote(text)}")
+    if text.startswith("file:"):
+        return Mask("file", path=text[5:], digest=read_mask_file(text[5:], seq_len, batch)[1])
+    return _named_mask(text, seq_len)
 
 
 @lru_cache(maxsize=256)
@@ -163,16 +169,16 @@ def _named_mask(text: str, seq_len: int) -> Mask:
     if name == "document":
         return _document_mask(rest, seq_len)
     if name not in _FAMILIES:
-        raise MaskError(f"unknown mask {name!r}: use one of {', '.join(MASK_NAMES)}")
+        raise MaskError(f"unknown mask {quote(name)}: use one of {', '.join(MASK_NAMES)}")
     family = _FAMILIES[name]
     values = family.defaults(seq_len)
     items = [item.partition("=") for item in rest.split(",") if item]
     if len({key for key, _, _ in items}) < len(items):
-        raise MaskError(f"mask {name}: {rest!r} gives a parameter twice; give each once")
+        raise MaskError(f"mask {name}: {quote(rest)} gives a parameter twice; give each once")
     for key, _, number in items:
         if key not in values:
             known = ", ".join(values) or "none"
-            raise MaskError(f"mask {name} has no parameter {key!r}; it takes: {known}")
+            raise MaskError(f"mask {name} has no parameter {quote(key)}; it takes: {known}")
         values[key] = _whole_number(name, key, number, family.smallest[key])
     return Mask(name, tuple(values.items()))
 
@@ -180,7 +186,7 @@ def _named_mask(text: str, seq_len: int) -> Mask:
 def _whole_number(mask: str, key: str, text: str, smallest: int) -> int:
     value = int(text) if text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER else -1
     if not smallest <= value < 2**31:
-        raise MaskError(f"mask {mask}: {key} must be a whole number from {smallest} to 2**31 - 1, not {text!r}")
+        raise MaskError(f"mask {mask}: {key} must be a whole number from {smallest} to 2**31 - 1, not {quote(text)}")
     return value
 
 
@@ -190,65 +196,23 @@ def _document_mask(rest: str, seq_len: int) -> Mask:
         raise MaskError("mask document takes lengths, as in document:lengths=100/156")
     lengths = tuple(_whole_number("document", "lengths", item, 1) for item in text.split("/"))
     if sum(lengths) != seq_len:
-        raise MaskError(f"mask document: lengths add up to {sum(lengths)}, but seq_len is {seq_len}")
+        raise MaskError(f"mask document: lengths add up to {sum(lengths)}, but seq_len is {quote(seq_len)}")
     return Mask("document", lengths=lengths)
-
-
-def _file_mask(path: str, seq_len: int) -> Mask:
-    array, digest = _mask_file(path)
-    if array.shape[-2:] != (seq_len, seq_len):
-        raise MaskError(f"mask file {path} has shape {array.shape}; it must end in ({seq_len}, {seq_len})")
-    return Mask("file", path=path, digest=digest)
-
-
-def _mask_file(path: str) -> tuple[Keep, str]:
-    """The boolean array in `path`, as (1 or batch, rows, columns), and a hash of its content.
-
-    Raises:
-        MaskError: If it cannot be read, or is not a boolean array of two or three dimensions.
-    """
-    try:
-        stat = Path(path).stat()
-    except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise MaskError(f"cannot read mask file {path!r}: {reason}") from error
-    if not S_ISREG(stat.st_mode):
-        raise MaskError(f"mask file {path!r} is not a file: name a .npy file")
-    return _load_mask_file(path, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=4)
-def _load_mask_file(path: str, modified_ns: int, size: int) -> tuple[Keep, str]:
-    # Mapped, so that its type and shape are known before anything of its size is read; never unpickled.
-    try:
-        with np.errstate(over="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a header that is no Python, which the error says
-            array = np.lib.format.open_memmap(path, mode="r")
-    except OSError as error:
-        raise MaskError(f"cannot read mask file {path!r}: {error.strerror or error}") from error
-    except Exception as error:  # numpy evaluates and tokenises the header as Python: whatever either may raise
-        raise MaskError(f"cannot read mask file {path!r}: no whole .npy file; write it with numpy.save") from error
-    if array.dtype != np.bool_ or array.ndim not in (2, 3) or not array.size:
-        raise MaskError(
-            f"mask file {path!r} holds {array.dtype} of shape {array.shape}: "
-            "it must hold a boolean array of shape (S, S) or (B, S, S)"
-        )
-    # A byte that is neither 0 nor 1 would pass for a boolean here and for something else on a device.
-    keep = np.ascontiguousarray(array.view(np.uint8).reshape(-1, *array.shape[-2:])) != 0
-    return keep, hashlib.sha256(repr(keep.shape).encode() + keep.tobytes()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=8)
 def _keep(mask: Mask, seq_len: int) -> Keep:
     if mask.name == "file":
-        array, digest = _mask_file(mask.path)
+        array, digest = read_mask_file(mask.path, seq_len)
         if digest != mask.digest:
-            raise MaskError(f"mask file {mask.path} changed while it was in use: start again")
+            raise changed_mask(mask.path)
     elif mask.name == "document":
         owner = np.repeat(np.arange(len(mask.lengths)), mask.lengths)
         array = (owner[:, None] == owner[None, :])[None]
     else:
-        values = {("global_" if name == "global" else name): value for name, value in mask.parameters}
+        # Larger ones than twice the length, other than seeds, change nothing.
+        bounded = {name: value if name == "seed" else min(value, 2 * seq_len) for name, value in mask.parameters}
+        values = {_KEYWORDS.get(name, name): value for name, value in bounded.items()}
         array = _FAMILIES[mask.name].square(seq_len, **values)[None]
     array.setflags(write=False)
     return array

@@ -8,7 +8,7 @@ from atoffer_rl.gather_plan import GatherPlan, gather_plan
 from atoffer_rl.mask_plan import Int32
 from atoffer_rl.mask_structure import BLOCK_SIZES
 from atoffer_rl.masks import Keep, Mask
-from atoffer_rl.row_order import Order, by_first_column, parts_of, splits
+from atoffer_rl.row_order import Order, by_first_column, has_wide, parts_of, splits
 
 TILE_ROWS = (*BLOCK_SIZES, 256)
 """Rows of a tile, for plans that are compared."""
@@ -71,6 +71,8 @@ def plan_orders(mask: Mask, seq_len: int) -> tuple[Order, ...]:
         orders.append(Order.FIRST_COLUMN)
     if all(splits(square) for square in keep):
         orders += [Order.SPLIT, Order.TWO_PASSES]
+    if any(has_wide(square) for square in keep):
+        orders.append(Order.WIDE_APART)
     return tuple(orders)
 
 

@@ -5,6 +5,7 @@ A table is a gzip file of JSON lines: the header, then one trial a line, with wh
 """
 
 import gzip
+import io
 import json
 import re
 import zlib
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from atoffer_rl.device import DeviceSpec
-from atoffer_rl.errors import NotRecorded, SchemeError, StoreError, WorkloadError
+from atoffer_rl.errors import FileError, NotRecorded, SchemeError, StoreError, WorkloadError
+from atoffer_rl.json_text import parse_json
+from atoffer_rl.quote import quote
+from atoffer_rl.regular_file import read_regular
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme, count_partitions
 from atoffer_rl.signature import signature
@@ -28,7 +32,9 @@ SUFFIX = ".jsonl.gz"
 FORMAT = "atoffer-table-1"
 OTHER_FORMAT = "it is of another format or protocol than this version of atoffer_rl reads"
 REMEDY = "install it again, or record it again"
-_OF_DAMAGE = (ValueError, TypeError, LookupError, RecursionError)
+MOST_BYTES = 2**28
+"""Of a table, unpacked: a small file may claim to be anything."""
+_OF_DAMAGE = (ValueError, TypeError, LookupError)
 _CHOICE = re.compile(r"\[(\d+),(\d+)\]:(\w+)(?:\((.*)\))?")
 
 
@@ -168,14 +174,14 @@ def parse_choice(text: str) -> Choice:
     """
     match = _CHOICE.fullmatch(text)
     if match is None:
-        raise SchemeError(f"not a choice: {text!r}")
+        raise SchemeError(f"not a choice: {quote(text)}")
     first, last, template, values = match.groups()
     pairs = (item.partition("=") for item in (values or "").split(",") if item)
     try:
         parameters = tuple((name, int(value)) for name, _, value in pairs)
+        return Choice(Run(int(first), int(last)), template, parameters)
     except ValueError as error:
-        raise SchemeError(f"not a choice: {text!r}") from error
-    return Choice(Run(int(first), int(last)), template, parameters)
+        raise SchemeError(f"not a choice: {quote(text)}") from error
 
 
 def save_table(table: RecordedTable, path: Path) -> None:
@@ -260,10 +266,12 @@ def load_table(path: Path) -> RecordedTable:
         StoreError: If it is damaged, of another protocol, or cannot be read.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            first = json.loads(next(file))
+        with io.TextIOWrapper(io.BytesIO(_unpacked(path)), encoding="utf-8") as file:
+            first = parse_json(next(file))
             header, subjects = TableHeader.from_json(first), _subjects(first)
             trials = tuple(_row(number, line, subjects, header) for number, line in enumerate(file, 2))
+    except FileError as error:
+        raise StoreError(f"cannot read table: {error}") from error
     except gzip.BadGzipFile as error:
         raise StoreError(f"{path} is not a recorded table, or is damaged: {REMEDY}") from error
     except OSError as error:
@@ -279,9 +287,17 @@ def load_table(path: Path) -> RecordedTable:
     return RecordedTable(header, trials)
 
 
+def _unpacked(path: Path) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(read_regular(path, MOST_BYTES))) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise StoreError(f"it holds over {MOST_BYTES} bytes")
+    return content
+
+
 def _row(number: int, line: str, subjects: list[str], header: TableHeader) -> Trial:
     try:
-        return _unpack(json.loads(line), subjects, header)
+        return _unpack(parse_json(line), subjects, header)
     except (*_OF_DAMAGE, SchemeError) as error:
         raise StoreError(f"line {number} is no row of a table") from error
     except StoreError as error:

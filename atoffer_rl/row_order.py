@@ -19,6 +19,8 @@ Rows: TypeAlias = NDArray[np.int32]
 NO_ROW = -1
 FRAGMENT_ROWS = 16
 """Rows that are multiplied together."""
+WIDE = 2
+"""Times the columns of the median fragment: those that need more are wide."""
 FRAGMENTS_AT_ONCE = 64
 """Fragments whose rows are copied at a time: a whole mask's would take a second mask's memory."""
 
@@ -28,12 +30,15 @@ class Order(IntEnum):
 
     `NATURAL` and `FIRST_COLUMN` are one order for both. `SPLIT` tiles a near and a far part of the mask apart, each in
     its own order. `TWO_PASSES` has natural tiles, whose rows are brought into fragments twice, once for each part.
+    `WIDE_APART` has natural tiles, too, without the fragments that need far more columns than most: each is by itself,
+    and all fragments of a block share its columns.
     """
 
     NATURAL = 0
     FIRST_COLUMN = 1
     SPLIT = 2
     TWO_PASSES = 3
+    WIDE_APART = 4
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Part:
 def parts_of(keep: Keep, order: Order) -> tuple[Part, ...]:
     """The parts of one (seq_len, seq_len) mask, the one in natural order last; together they keep what it keeps."""
     natural = np.arange(len(keep), dtype=np.int32)
-    if order is Order.NATURAL:
+    if order in (Order.NATURAL, Order.WIDE_APART):
         return (Part(keep, natural),)
     if order is Order.FIRST_COLUMN:
         return (Part(keep, by_first_column(keep)),)
@@ -70,6 +75,22 @@ def splits(keep: Keep) -> bool:
     """Whether the mask has a near and a far part."""
     far, near = far_and_near(keep)
     return bool(far.any() and near.any())
+
+
+def wide_fragments(needs: Keep) -> NDArray[np.bool_]:
+    """(fragments,) bool: which need far more columns than most.
+
+    Args:
+        needs: (fragments, seq_len) bool, as `fragment_columns` gives it.
+    """
+    widths = np.count_nonzero(needs, axis=1)
+    wide: NDArray[np.bool_] = widths > WIDE * np.median(widths)
+    return wide
+
+
+def has_wide(keep: Keep) -> bool:
+    """Whether any fragment of the mask's rows in natural order is wide."""
+    return bool(wide_fragments(fragment_columns(keep, np.arange(len(keep), dtype=np.int32))).any())
 
 
 def _band(keep: Keep) -> Keep:

@@ -8,11 +8,12 @@ from typing import Any, Self
 
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.operators import OPERATOR_COUNT
+from atoffer_rl.quote import quote
 from atoffer_rl.run import Run
 
 PLAIN = "plain"
 EXECUTION_OPTIONS = (PLAIN,)
-LONGEST_QUOTE = 200
+LARGEST_PARAMETER = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Choice:
             parameters = tuple((str(name), _whole_number(number)) for name, number in value["parameters"].items())
             return cls(Run(first, last), str(value["template"]), parameters)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SchemeError(f"not a choice: {_shortened(value)}") from error
+            raise SchemeError(f"not a choice: {quote(value)}") from error
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,13 @@ class Scheme:
 
     def __post_init__(self) -> None:
         if self.execution not in EXECUTION_OPTIONS:
-            raise SchemeError(f"execution must be one of {', '.join(EXECUTION_OPTIONS)}, not {self.execution!r}")
+            raise SchemeError(f"execution must be one of {', '.join(EXECUTION_OPTIONS)}, not {quote(self.execution)}")
         if not self.choices:
             raise SchemeError(f"a scheme needs segments that cover operators 0 to {OPERATOR_COUNT - 1}; this has none")
         for choice in self.choices:
             if not 0 <= choice.run.first <= choice.run.last < OPERATOR_COUNT:
-                raise SchemeError(f"segment {choice.run} must lie in operators 0 to {OPERATOR_COUNT - 1}, in order")
+                run = quote(choice.run, str)
+                raise SchemeError(f"segment {run} must lie in operators 0 to {OPERATOR_COUNT - 1}, in order")
         expected = 0
         for choice in self.choices:
             if expected == OPERATOR_COUNT:
@@ -122,19 +124,14 @@ class Scheme:
         """
         if not isinstance(value, Mapping) or not isinstance(value.get("segments"), list):
             raise SchemeError('a scheme is a JSON object with "execution" and "segments"')
-        return cls(tuple(Choice.from_json(item) for item in value["segments"]), str(value.get("execution", PLAIN)))
+        return cls(tuple(Choice.from_json(item) for item in value["segments"]), value.get("execution", PLAIN))
 
 
 def _whole_number(value: Any) -> int:
-    """`value`, which JSON must have given as a whole number."""
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is not a whole number")
+    """`value`, which must be a whole number of a parameter or a run."""
+    if type(value) is not int or abs(value) > LARGEST_PARAMETER:
+        raise TypeError("not a whole number that a parameter may be")
     return value
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
 
 
 def partitions(legal: frozenset[Run], first: int = 0) -> Iterator[tuple[Run, ...]]:

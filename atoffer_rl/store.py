@@ -1,6 +1,7 @@
 """Where live trials are kept: an SQLite file in WAL mode, one writer, one commit a trial."""
 
 import hashlib
+import io
 import json
 import os
 import sqlite3
@@ -10,9 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from atoffer_rl.errors import StoreError
+from atoffer_rl.errors import FileError, StoreError
+from atoffer_rl.json_text import parse_json
+from atoffer_rl.regular_file import read_regular
 from atoffer_rl.trial import PROTOCOL_VERSION, Answers, Machine, Request, Trial, request_key
-from atoffer_rl.whole_file import os_reason, real_path, whole_file
+from atoffer_rl.whole_file import is_stream, os_reason, real_path, whole_file
 
 APPLICATION_ID = 0x41744F66  # "AtOf": marks the file as a trial store
 LOCK_SECONDS = 5.0
@@ -21,6 +24,7 @@ KEPT = (b"SQLite format 3\0", b"\x1f\x8b")
 """How stores and recorded tables begin."""
 LEAST_TRIAL_BYTES = 64
 """In the file; bounds how many trials a damaged one may claim."""
+MOST_IMPORT_BYTES = 2**32
 OnDamage: TypeAlias = Callable[[StoreError], None]
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
@@ -65,6 +69,7 @@ class Store:
         self.path, self._read_only, self._salvage = Path(path), read_only, salvage
         if not read_only:
             self._make_folder()
+            self._refuse_stream()
         elif not self.path.is_file():
             raise StoreError(f"there is no store {self.path}: choose another --store, or measure something first")
         with self._explained():
@@ -90,6 +95,11 @@ class Store:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot make the folder of store {self.path}: {os_reason(error)}") from error
+
+    def _refuse_stream(self) -> None:
+        with suppress(OSError):  # what cannot be looked at cannot be opened either, which tells why
+            if is_stream(self.path) and not self.path.is_dir():
+                raise StoreError(f"{self.path} is a pipe or device, no store: choose another --store")
 
     def _prepare(self) -> None:
         with self._explained():
@@ -122,6 +132,10 @@ class Store:
                 f"store {self.path} holds trials of protocol {protocol}, this version measures by protocol "
                 f"{PROTOCOL_VERSION}: choose another --store"
             )
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage"  # a view may go on for ever
+        tables = {name for (name,) in self._connection.execute(query)}
+        if not tables >= ({"trials"} if self._salvage else {"trials", "tables"}):
+            raise StoreError(f"{self.path} is no trial store, or is damaged: choose another --store, or move it away")
 
     def _create(self) -> None:
         with self._transaction():
@@ -204,7 +218,7 @@ class Store:
         for number in range(1, self._greatest_id() + 1):
             try:
                 with self._explained():
-                    row = self._connection.execute("SELECT trial FROM trials WHERE id = ?", (number,)).fetchone()
+                    row = self._connection.execute("SELECT trial FROM trials WHERE rowid = ?", (number,)).fetchone()
                 trial = self._trial(row[0]) if row else None
             except StoreError as error:
                 on_damage(error)
@@ -218,9 +232,9 @@ class Store:
             most = self._pragma("page_count") * self._pragma("page_size") // LEAST_TRIAL_BYTES
         greatest = 0
         for query in (
-            "SELECT max(id) FROM trials NOT INDEXED",
-            "SELECT id FROM trials INDEXED BY trials_by_key",
-            "SELECT id FROM trials NOT INDEXED",
+            "SELECT max(rowid) FROM trials NOT INDEXED",
+            "SELECT rowid FROM trials INDEXED BY trials_by_key",
+            "SELECT rowid FROM trials NOT INDEXED",
         ):
             with suppress(sqlite3.DatabaseError):
                 for (number,) in self._connection.execute(query):
@@ -255,8 +269,8 @@ class Store:
         with self._explained():
             rows = self._connection.execute("SELECT id, header FROM tables ORDER BY rowid").fetchall()
         try:
-            return {str(table): dict(json.loads(header)) for table, header in rows}
-        except (ValueError, TypeError, RecursionError) as error:
+            return {str(table): dict(parse_json(header)) for table, header in rows}
+        except (ValueError, TypeError) as error:
             raise StoreError(_damaged(self.path)) from error
 
     def export_jsonl(self, path: str | Path, on_damage: OnDamage | None = None) -> int:
@@ -324,9 +338,11 @@ def read_jsonl(path: str | Path) -> Iterator[Trial]:
         StoreError: If the file cannot be read, or a line is no trial of this protocol.
     """
     try:
-        with Path(path).open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                yield _checked(path, number, line)
+        content = io.BytesIO(read_regular(Path(path), MOST_IMPORT_BYTES))
+        for number, line in enumerate(io.TextIOWrapper(content, encoding="utf-8-sig"), 1):
+            yield _checked(path, number, line)
+    except FileError as error:
+        raise StoreError(f"cannot read trials: {error}") from error
     except OSError as error:
         raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
     except UnicodeDecodeError as error:
@@ -353,8 +369,8 @@ def parse_trial(text: str) -> Trial:
         StoreError: If it is none.
     """
     try:
-        return Trial.from_json(json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
+        return Trial.from_json(parse_json(text))
+    except (ValueError, TypeError) as error:
         raise StoreError("not a trial: it is no JSON") from error
 
 

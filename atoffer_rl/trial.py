@@ -6,6 +6,7 @@ from typing import Any, Self, TypeAlias
 
 from atoffer_rl.errors import SchemeError, StoreError
 from atoffer_rl.operators import OPERATOR_COUNT
+from atoffer_rl.quote import quote
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import EXECUTION_OPTIONS, PLAIN, Choice, Scheme
 from atoffer_rl.signature import signature
@@ -17,7 +18,7 @@ Answers: TypeAlias = tuple[str, Choice | None, Scheme | None, str]
 """What a request asks and a trial answers: subject, choice, scheme, execution option."""
 LONGEST_US, LONGEST_SECONDS = 1e10, 1e7
 """Nothing that was measured takes longer."""
-LONGEST_QUOTE = 60
+LARGEST_WHOLE = 2**63 - 1
 TRANSIENT = "transient"
 """In the detail of a failure that says nothing of what was asked: it is to be measured again."""
 ANCHORS_DISAGREED = "anchors_disagreed"
@@ -224,7 +225,7 @@ def check_trial(trial: Trial) -> None:
         _require(isinstance(getattr(trial, name), str), name, getattr(trial, name))
     check_machine(trial.machine)
     _require(isinstance(trial.detail, dict), "detail", trial.detail)
-    _require(type(trial.protocol) is int, "protocol", trial.protocol)
+    _require(type(trial.protocol) is int and _is_number(trial.protocol), "protocol", trial.protocol)
     for name in ("compile_seconds", "verify_seconds", "measure_seconds"):
         value = getattr(trial, name)
         _require(_is_number(value) and 0 <= value <= LONGEST_SECONDS, name, value)
@@ -236,9 +237,7 @@ def check_trial(trial: Trial) -> None:
     numbers = set(map(type, samples)) <= {int, float}
     _require(numbers and all(0 < sample <= LONGEST_US for sample in samples), "samples_us", list(samples))
     if is_latency(trial.latency_us) != trial.ok or not (trial.ok or trial.latency_us is None):
-        raise StoreError(
-            f"a trial with status {trial.status.value} cannot have the latency {_shortened(trial.latency_us)}"
-        )
+        raise StoreError(f"a trial with status {trial.status.value} cannot have the latency {quote(trial.latency_us)}")
 
 
 def _check_asked(trial: Trial) -> None:
@@ -270,17 +269,12 @@ def is_latency(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return type(value) is float or (type(value) is int and abs(value) <= LARGEST_WHOLE)
 
 
 def _require(right: bool, name: str, value: object) -> None:
     if not right:
-        raise StoreError(f"a trial's {name} cannot be {_shortened(value)}")
-
-
-def _shortened(value: object) -> str:
-    text = str(value) if isinstance(value, Choice) else repr(value)
-    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
+        raise StoreError(f"a trial's {name} cannot be {quote(value, str if isinstance(value, Choice) else repr)}")
 
 
 def request_key(request: Request) -> Answers:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from atoffer_rl.errors import AtofferError
-
-PARTIAL = ".partial"
-"""Ends the names of files that are not complete yet."""
+from atoffer_rl.leftovers import scratch
 
 
 @contextmanager
@@ -54,9 +51,8 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     path = real_path(path)
     if path.exists() and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    partial = path.with_name(f".{secrets.token_hex(6)}{PARTIAL}")
-    try:
-        with partial.open("xb") as file:
+    with scratch(path, lambda partial: partial.touch(exist_ok=False)) as partial:
+        with partial.open("wb") as file:
             yield file
             file.flush()
             if durable:
@@ -64,9 +60,6 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         if path.exists():
             partial.chmod(stat.S_IMODE(path.stat().st_mode))
         partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def is_stream(path: Path) -> bool:

@@ -2,18 +2,21 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from atoffer_rl.dtype import FLOATS, DType
-from atoffer_rl.errors import MaskError, WorkloadError
+from atoffer_rl.errors import WorkloadError
 from atoffer_rl.lengths import FULL, Lengths, parse_lengths
+from atoffer_rl.mask_file import changed_mask
 from atoffer_rl.masks import MAX_SEQ_LEN, Mask, parse_mask
+from atoffer_rl.quote import quote
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 MAX_INDEX = 2**31 - 1
 MAX_LAYERS = 10_000
 OPTIONAL_FIELDS = ("lengths", "packed")
+NO_MASK = Mask("")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Workload:
         lengths: Canonical distribution of sequence lengths, such as `uniform:shortest=1,longest=128`; `full` where
             every sequence has `seq_len` tokens.
         packed: Whether a sequence's tokens begin where those of the one before end, not at a multiple of `seq_len`.
+        mask_spec: What `mask` says, with the hash of a file's content, so that workloads of two contents differ; it is
+            not given but found, and goes along with `replace`, which refuses a file that changed meanwhile.
 
     Raises:
         WorkloadError: If a number is not positive or is out of reach, a name is unknown, or full sequences are packed.
@@ -52,31 +57,34 @@ class Workload:
     epsilon: float = 1e-12
     lengths: str = FULL
     packed: bool = False
+    mask_spec: Mask = field(default=NO_MASK, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq_len", "heads", "head_dim", "ffn_dim", "layers"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise WorkloadError(f"{name} must be a positive whole number, not {value!r}")
+                raise WorkloadError(f"{name} must be a positive whole number, not {quote(value)}")
         if self.dtype not in [dtype.value for dtype in FLOATS]:
-            raise WorkloadError(f"dtype must be one of {', '.join(d.value for d in FLOATS)}, not {self.dtype!r}")
+            raise WorkloadError(f"dtype must be one of {', '.join(d.value for d in FLOATS)}, not {quote(self.dtype)}")
         if self.activation not in ACTIVATIONS:
-            raise WorkloadError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
+            raise WorkloadError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {quote(self.activation)}")
         if not isinstance(self.epsilon, float | int) or not 0.0 <= self.epsilon < 1.0:
-            raise WorkloadError(f"epsilon must be a number from 0 to 1, not {self.epsilon!r}")
+            raise WorkloadError(f"epsilon must be a number from 0 to 1, not {quote(self.epsilon)}")
         self._check_sizes()
         object.__setattr__(self, "epsilon", float(self.epsilon))
-        mask = parse_mask(self.mask, self.seq_len)
-        if (squares := mask.batches(self.seq_len)) not in (1, self.batch):
-            raise MaskError(f"{mask} holds {squares} masks, but batch is {self.batch}: it must hold 1 or {self.batch}")
-        if squares * self.seq_len**2 > MAX_INDEX:
-            raise MaskError(f"{mask} has over 2**31 elements: reduce batch or seq_len")
-        object.__setattr__(self, "mask", str(mask))
+        self._find_mask()
         object.__setattr__(self, "lengths", str(self.length_spec))
         if not isinstance(self.packed, bool):
-            raise WorkloadError(f"packed must be true or false, not {self.packed!r}")
+            raise WorkloadError(f"packed must be true or false, not {quote(self.packed)}")
         if self.packed and not self.padded:
             raise WorkloadError("full sequences cannot be packed: give lengths such as uniform, or leave out packed")
+
+    def _find_mask(self) -> None:
+        mask = parse_mask(self.mask, self.seq_len, self.batch)
+        if self.mask_spec.path == mask.path and self.mask_spec.digest != mask.digest:
+            raise changed_mask(mask.path)
+        object.__setattr__(self, "mask", str(mask))
+        object.__setattr__(self, "mask_spec", mask)
 
     def _check_sizes(self) -> None:
         """Refuse what no kernel could index, before anything of that size is made.
@@ -84,9 +92,9 @@ class Workload:
         A score matrix may be larger: it need not be stored (`tensors.no_place`).
         """
         if self.seq_len > MAX_SEQ_LEN:
-            raise WorkloadError(f"seq_len must be at most {MAX_SEQ_LEN}, not {self.seq_len}")
+            raise WorkloadError(f"seq_len must be at most {MAX_SEQ_LEN}, not {quote(self.seq_len)}")
         if self.layers > MAX_LAYERS:
-            raise WorkloadError(f"layers must be at most {MAX_LAYERS}, not {self.layers}")
+            raise WorkloadError(f"layers must be at most {MAX_LAYERS}, not {quote(self.layers)}")
         widest = max(self.ffn_dim, 3 * self.width)
         if self.width * widest > MAX_INDEX:
             raise WorkloadError("a weight of this workload has over 2**31 elements: reduce heads, head_dim or ffn_dim")
@@ -114,11 +122,6 @@ class Workload:
         return DType(self.dtype)
 
     @property
-    def mask_spec(self) -> Mask:
-        """The parsed mask."""
-        return parse_mask(self.mask, self.seq_len)
-
-    @property
     def length_spec(self) -> Lengths:
         """The parsed distribution of sequence lengths."""
         return parse_lengths(self.lengths, self.batch, self.seq_len)
@@ -137,7 +140,7 @@ class Workload:
     def to_json(self) -> dict[str, Any]:
         """The workload as plain JSON values; `lengths` only where they are not full, `packed` only where it is true."""
         unsaid = {name for name, said in (("lengths", self.padded), ("packed", self.packed)) if not said}
-        return {name: value for name, value in asdict(self).items() if name not in unsaid}
+        return {name: getattr(self, name) for name in FIELD_NAMES if name not in unsaid}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -148,13 +151,17 @@ class Workload:
         """
         if not isinstance(value, dict):
             raise WorkloadError("a workload is a JSON object: see atoffer schemes --help for its fields")
-        names = [field.name for field in fields(cls)]
-        if missing := [name for name in names if name not in value and name not in OPTIONAL_FIELDS]:
-            raise WorkloadError(f"not a workload: {', '.join(missing)} missing; its fields are {', '.join(names)}")
-        if unknown := [str(name) for name in value if name not in names]:
-            raise WorkloadError(f"not a workload: {', '.join(unknown)} unknown; its fields are {', '.join(names)}")
+        known = f"its fields are {', '.join(FIELD_NAMES)}"
+        if missing := [name for name in FIELD_NAMES if name not in value and name not in OPTIONAL_FIELDS]:
+            raise WorkloadError(f"not a workload: {', '.join(missing)} missing; {known}")
+        if unknown := [quote(name, str) for name in value if name not in FIELD_NAMES]:
+            raise WorkloadError(f"not a workload: {', '.join(unknown)} unknown; {known}")
         return cls(**value)
 
     def with_layers(self, layers: int) -> Self:
         """The same workload with another number of layers."""
         return replace(self, layers=layers)
+
+
+FIELD_NAMES = tuple(item.name for item in fields(Workload) if item.name != "mask_spec")
+"""What is given and said of a workload."""

@@ -22,6 +22,7 @@ SHAPES = (
     Workload(batch=2, seq_len=72, heads=2, head_dim=64, ffn_dim=256, mask="strided"),
     Workload(batch=2, seq_len=37, heads=3, head_dim=32, ffn_dim=100, mask="bigbird:window=8,global=2,block=4"),
     Workload(batch=1, seq_len=300, heads=2, head_dim=64, ffn_dim=256, mask="strided"),
+    Workload(batch=1, seq_len=520, heads=2, head_dim=64, ffn_dim=256, mask="longformer:window=32,global=20"),
     Workload(batch=2, seq_len=72, heads=2, head_dim=64, ffn_dim=256, mask="strided", lengths=LENGTHS),
     Workload(batch=2, seq_len=72, heads=2, head_dim=64, ffn_dim=256, mask="strided", lengths=LENGTHS, packed=True),
 )

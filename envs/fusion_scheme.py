@@ -26,6 +26,7 @@ from atoffer_rl.errors import WorkloadError
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.measurers.protocol import Measurer
 from atoffer_rl.operators import OPERATOR_COUNT
+from atoffer_rl.quote import quote
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.workload import Workload
 
@@ -216,7 +217,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
     ) -> None:
         self._measurer, self._units, self._seconds, self._standalone = measurer, units, seconds, standalone
         if isinstance(ledgers, Ledger) or not isinstance(ledgers, Iterable):
-            raise WorkloadError(f"ledgers must be a list of ledgers, not {ledgers!r}")
+            raise WorkloadError(f"ledgers must be a list of ledgers, not {quote(ledgers)}")
         given = [_checked_ledger(item) for item in ([ledger] if ledger is not None else []) + list(ledgers)]
         self._ledgers = {item.workload: item for item in given}
         self._views: dict[Workload, Progress] = {}
@@ -265,7 +266,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
                 measurer to open it.
         """
         if options is not None and not isinstance(options, Mapping):
-            raise WorkloadError(f"reset takes its options as a mapping, such as {{'workload': ...}}, not {options!r}")
+            raise WorkloadError(f"reset takes options as a mapping, such as {{'workload': ...}}, not {quote(options)}")
         super().reset(seed=seed)
         self._release()
         self._use(self._pick(options or {}))
@@ -285,9 +286,9 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         try:
             index = operator_index(action)
         except TypeError as error:
-            raise gymnasium.error.InvalidAction(f"an action is a whole number, not {action!r}") from error
+            raise gymnasium.error.InvalidAction(f"an action is a whole number, not {quote(action)}") from error
         if not 0 <= index < OPTION_COUNT or not self._mask[index]:
-            return self._fail({"action": f"illegal option {index}", "illegal": True})
+            return self._fail({"action": f"illegal option {quote(index)}", "illegal": True})
         decision = self._decision
         option, target = decision.options[index], decision.targets[index]
         info: dict[str, Any] = {"action": option.name}
@@ -308,13 +309,13 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
             if self._measurer is None:
                 raise WorkloadError(f"this environment has no measurer to open {workload.key} with: give it one")
             if isinstance(self._measurer, str):
-                raise WorkloadError(f"measurer must be what open_measurer gives, not the name {self._measurer!r}")
+                raise WorkloadError(f"measurer must be what open_measurer gives, not the name {quote(self._measurer)}")
             self._ledgers[workload] = Ledger(workload, self._measurer, self._units, self._seconds, self._standalone)
         return self._ledgers[workload]
 
     def _pick(self, options: Mapping[str, Any]) -> Ledger:
         if unknown := [name for name in options if name not in ("workload", "ledger")]:
-            raise WorkloadError(f"reset takes the options workload and ledger, not {unknown[0]!r}")
+            raise WorkloadError(f"reset takes the options workload and ledger, not {quote(unknown[0])}")
         if "ledger" in options:
             ledger = _checked_ledger(options["ledger"])
             self._ledgers = {ledger.workload: ledger}
@@ -420,7 +421,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
 
 def _checked_ledger(value: Any) -> Ledger:
     if not isinstance(value, Ledger):
-        raise WorkloadError(f"a ledger is needed, not {value!r}")
+        raise WorkloadError(f"a ledger is needed, not {quote(value)}")
     return value
 
 

@@ -12,6 +12,8 @@ from atoffer_rl.kernels.render import TEMPLATE_FOLDER
 
 OPTIONS = {"std": "c++17", "extra_device_vectorization": True}
 """Of every compilation; the target and the header folders come besides."""
+ARCH_HINT = "name an arch such as sm_90a"
+ELF_MAGIC = b"\x7fELF"
 
 
 @cache
@@ -62,9 +64,17 @@ def compile_kernel(program: KernelProgram, arch: str) -> bytes:
 
     options = ProgramOptions(arch=arch, include_path=list(include_folders()), **OPTIONS)
     try:
-        return bytes(Program(program.source, "c++", options).compile("cubin").code)
+        cubin = bytes(Program(program.source, "c++", options).compile("cubin").code)
     except Exception as error:  # cuda.core raises classes of its own for what the compiler refuses
         lines = [line for line in str(error).splitlines() if "error" in line] or [str(error).strip()[:300]]
         if "--gpu-architecture" in lines[0]:
-            raise CompileError(f"the compiler knows no {arch!r}: name an arch such as sm_90a") from error
+            raise CompileError(f"the compiler knows no {arch!r}: {ARCH_HINT}") from error
         raise CompileError(lines[0]) from error
+    if not is_cubin(cubin):  # as for compute_90, of which no chip is made
+        raise CompileError(f"the compiler makes no machine code for {arch!r}: {ARCH_HINT}")
+    return cubin
+
+
+def is_cubin(content: bytes) -> bool:
+    """Whether `content` looks like machine code, which is ELF, and not like text or nothing."""
+    return content.startswith(ELF_MAGIC)

@@ -2,24 +2,47 @@
 
 import hashlib
 import os
+import stat
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from atoffer_rl.kernels.compiler import OPTIONS, compile_kernel, compiler_version, source_hash
+from atoffer_rl.errors import FileError
+from atoffer_rl.kernels.compiler import OPTIONS, compile_kernel, compiler_version, is_cubin, source_hash
 from atoffer_rl.kernels.program import KernelProgram, Program
+from atoffer_rl.regular_file import read_regular
 from atoffer_rl.whole_file import replacing
 
 FOLDER_VARIABLE = "ATOFFER_CACHE"
 DIGEST_BYTES = 32
+MOST_BYTES = 2**28
 
 
 def cache_folder() -> Path:
-    """`$ATOFFER_CACHE`, or `atoffer_rl` in the user's cache folder."""
+    """`$ATOFFER_CACHE`, or `atoffer_rl` in the user's cache folder; a folder for temporary files if there is no home.
+
+    Raises:
+        FileError: If there is no home, and others may write where temporary files would go.
+    """
     if chosen := os.environ.get(FOLDER_VARIABLE):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoffer_rl"
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "atoffer_rl"
+    try:
+        return Path.home() / ".cache" / "atoffer_rl"
+    except RuntimeError:
+        return _private_folder(Path(tempfile.gettempdir()) / f"atoffer_rl-{os.getuid()}")
+
+
+def _private_folder(folder: Path) -> Path:
+    """`folder`, made if it is not there, if it is this user's alone: what lies there will be run."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise FileError(f"{folder} is not yours alone, and you have no home: set {FOLDER_VARIABLE} to another folder")
+    return folder
 
 
 def program_hash(program: Program) -> str:
@@ -51,11 +74,11 @@ class CubinCache:
     def get(self, program: KernelProgram, arch: str) -> bytes | None:
         """The cubin of `program` for `arch`, if it is there and whole."""
         try:
-            content = self.path(program, arch).read_bytes()
-        except OSError:
+            content = read_regular(self.path(program, arch), MOST_BYTES)
+        except (OSError, FileError):
             return None
         cubin, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-        return cubin if hashlib.sha256(cubin).digest() == digest else None
+        return cubin if is_cubin(cubin) and hashlib.sha256(cubin).digest() == digest else None
 
     def compiled(self, program: KernelProgram, arch: str) -> bytes:
         """The cubin of `program` for `arch`, compiled now if it is not there.

@@ -6,11 +6,14 @@ from math import inf, isinf
 from atoffer_rl.errors import AtofferError, BudgetSpent, SchemeError, WorkloadError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.protocol import Measurer
+from atoffer_rl.quote import quote
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.shortest_path import CutGraph
 from atoffer_rl.trial import SegmentRequest, Trial
 from atoffer_rl.workload import Workload
+
+MOST_UNITS = 2**53
 
 
 class Ledger:
@@ -44,12 +47,12 @@ class Ledger:
         seconds: float | None = None,
         standalone: bool = False,
     ) -> None:
-        if units is not None and not (isinstance(units, int) and units >= 0):
-            raise AtofferError(f"units must be a whole number from 0 on, not {units!r}")
+        if units is not None and not (isinstance(units, int) and 0 <= units <= MOST_UNITS):
+            raise AtofferError(f"units must be a whole number from 0 on, or None for no limit, not {quote(units)}")
         if not isinstance(workload, Workload):
-            raise WorkloadError(f"a ledger is of a Workload, not of {workload!r}")
+            raise WorkloadError(f"a ledger is of a Workload, not of {quote(workload)}")
         if not all(hasattr(measurer, name) for name in ("device", "measure", "known")):
-            raise WorkloadError(f"measurer must be what open_measurer gives, not {measurer!r}")
+            raise WorkloadError(f"measurer must be what open_measurer gives, not {quote(measurer)}")
         self.workload = workload
         self.measurer = measurer
         self.space = LegalSpace(workload, measurer.device, standalone)
@@ -178,6 +181,6 @@ def _limit(seconds: float | None) -> float | None:
     except OverflowError:
         limit = -1.0
     if not limit >= 0:
-        what = "over 1.8e308" if isinstance(seconds, int) and seconds > 0 else repr(seconds)
+        what = "over 1.8e308" if isinstance(seconds, int) and seconds > 0 else quote(seconds)
         raise AtofferError(f"seconds must be a number from 0 on, or infinite for no limit, not {what}")
     return None if isinf(limit) else limit

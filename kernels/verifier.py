@@ -24,7 +24,8 @@ from atoffer_rl.kernels.verify import (
     Verdict,
     differences,
 )
-from atoffer_rl.operators import MERGE_OPERATOR, run_operators, run_results, run_weights
+from atoffer_rl.mask_structure import mixing_within
+from atoffer_rl.operators import MASK_OPERATOR, MERGE_OPERATOR, run_operators, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import LENGTHS, layer_tensors, reads_lengths, run_inputs
@@ -127,6 +128,14 @@ class Reference:
     eager: Mapping[str, Tensor]
 
 
+def idle_factor(workload: Workload, run: Run) -> int:
+    """How many times as many rows of attention there are as rows that have an error to be measured; 1 elsewhere."""
+    if run.last < MASK_OPERATOR or run.first > MERGE_OPERATOR:
+        return 1
+    mixing = workload.length_spec.mean(mixing_within(workload.mask_spec, workload.seq_len))
+    return round(workload.seq_len / mixing) if mixing else 1
+
+
 class Case:
     """Inputs of one kind, and what a run must make of them.
 
@@ -153,8 +162,8 @@ class Case:
     def _draws(self) -> int:
         """On how many draws of the inputs eager's error is measured."""
         stored = layer_tensors(self._workload)
-        elements = min(stored[name].size for name in run_results(self._run))
-        return min(MOST_DRAWS, -(-ENOUGH_ELEMENTS // elements))
+        elements = min(stored[name].size for name in run_results(self._run)) // idle_factor(self._workload, self._run)
+        return min(MOST_DRAWS, -(-ENOUGH_ELEMENTS // max(1, elements)))
 
     def ask(self, launchable: Launchable) -> Tensor:
         """`differences` of each result in turn, then whether fences or inputs were written; waits for no GPU."""

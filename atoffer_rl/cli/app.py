@@ -21,6 +21,7 @@ from atoffer_rl.cli import (
     verify,
 )
 from atoffer_rl.cli.errors import run_guarded
+from atoffer_rl.cli.interrupts import endings_interrupt
 
 app = typer.Typer(
     name="atoffer",
@@ -66,7 +67,8 @@ def run(arguments: Sequence[str], program: str = "atoffer") -> int:
     words = list(arguments) or ["--help"]
     group = typer.main.get_command(app)
     place = " ".join([program, *_command_in(group, words)])
-    return run_guarded(program, lambda: group(words, prog_name=program, standalone_mode=False), place)
+    with endings_interrupt():
+        return run_guarded(program, lambda: group(words, prog_name=program, standalone_mode=False), place)
 
 
 def _command_in(group: Any, words: Sequence[str]) -> list[str]:

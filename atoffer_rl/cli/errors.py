@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from io import StringIO
+from io import StringIO, TextIOWrapper
 
 import typer
 
@@ -33,6 +33,7 @@ def run_guarded(program: str, job: Callable[[], object], command: str = "") -> i
     sys.stdout, sys.stderr = sys.stdout or StringIO(), sys.stderr or StringIO()
     threading.excepthook = _thread_failed
     try:
+        _escape_what_cannot_be_encoded()
         status = job()
         sys.stdout.flush()
     except AtofferError as error:
@@ -52,6 +53,13 @@ def run_guarded(program: str, job: Callable[[], object], command: str = "") -> i
     if status == INTERRUPTED:
         return _complain(program, INTERRUPTION, INTERRUPTED)
     return status if isinstance(status, int) else 0
+
+
+def _escape_what_cannot_be_encoded() -> None:
+    """Paths may hold characters that the terminal's encoding lacks, and bytes that are characters in none."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:

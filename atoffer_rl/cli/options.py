@@ -13,6 +13,7 @@ import typer
 from atoffer_rl.agents.hyperparameters import MAX_SEED
 from atoffer_rl.dtype import FLOATS
 from atoffer_rl.errors import AtofferError
+from atoffer_rl.quote import quote
 from atoffer_rl.workload import ACTIVATIONS, Workload
 
 Result = TypeVar("Result")
@@ -25,7 +26,7 @@ def at_most(largest: int) -> Callable[[int | None], int | None]:
 
     def check(value: int | None) -> int | None:
         if value is not None and value > largest:
-            raise typer.BadParameter(f"{value} is larger than {largest}")
+            raise typer.BadParameter(f"{quote(value)} is larger than {largest}")
         return value
 
     return check

@@ -33,6 +33,9 @@ def main() -> int:
     except MemoryError:
         print("error: not enough GPU memory: free some, or export for a smaller batch", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
     if options.json:
         print(json.dumps({"samples_us": samples}))
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reference import Reference  # type: ignore[import-not-found]
-from runtime import BEST, SAFE, VERIFIED, Encoder, ExportError  # type: ignore[import-not-found]
+from runtime import BEST, SAFE, VERIFIED, VERIFYING, Encoder, ExportError  # type: ignore[import-not-found]
 
 REPLAYS = 30
 SEEDS = (0, 1)
@@ -34,8 +34,9 @@ def verify(folder: Path) -> dict[str, Any]:
 
 def _keep(path: Path, text: str) -> None:
     """Write `text` to `path`, whole or not at all: half of it would settle nothing."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(VERIFYING)
     try:
+        partial.unlink(missing_ok=True)  # whatever it is
         partial.write_text(text)
         partial.replace(path)
     except OSError as error:

@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,23 +14,27 @@ import numpy as np
 
 from atoffer_rl import __version__
 from atoffer_rl.device import DeviceSpec
-from atoffer_rl.errors import ExportError
+from atoffer_rl.errors import ExportError, FileError
 from atoffer_rl.kernels.choice_program import template_program
 from atoffer_rl.kernels.cubin_cache import CubinCache
+from atoffer_rl.kernels.export.archs import check_arch, check_runs_on
 from atoffer_rl.kernels.export.payload.runtime import (
     BEST,
     FORMAT,
     MANIFEST,
+    MOST_MANIFEST_BYTES,
     SAFE,
     VERIFIED,
+    VERIFYING,
     manifest_checksum,
 )
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
-from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.kernels.render import TEMPLATE_FOLDER
+from atoffer_rl.leftovers import scratch
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.operators import WEIGHTS
+from atoffer_rl.regular_file import read_regular
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.trial import Trial
@@ -51,10 +53,8 @@ LIBRARY_MODULES = (
     "atoffer_rl.kernels.matmul_library",
 )
 TOLERANCE_RULE = "max|out - ref| <= 2 * (max|eager - ref| + eps * max|ref|), ref in float64"
-SCRATCH = ".export-"
 MADE_WITH = "atoffer_rl "
 COMPILED = "__pycache__"
-ARCH_NAME = re.compile(r"sm_\d{2,3}[af]?")
 
 
 @dataclass(frozen=True)
@@ -87,37 +87,30 @@ def write_export(export: Export, folder: Path) -> Path:
     Raises:
         SchemeError: If the scheme is not legal for the workload.
         CompileError: If a kernel does not compile for one of the archs.
-        ExportError: If a kernel's instructions are not those of one of the archs, or the folder holds something else or
-            cannot be written.
+        ExportError: If an arch is none, or has not what a kernel needs, or the folder holds something else or cannot be
+            written.
     """
-    LegalSpace(export.workload, export.device).check(export.scheme)
-    _check_archs(export)
+    for arch in export.archs:
+        check_arch(arch)
+    space = LegalSpace(export.workload, export.device)
+    space.check(export.scheme)
+    for arch in export.archs:
+        check_runs_on(export.workload, (*export.scheme.choices, *space.unfused.choices), arch, export.device)
     target = check_folder(folder)
-    with _writing(folder), tempfile.TemporaryDirectory(dir=target.parent, prefix=SCRATCH) as scratch:
-        made = Path(scratch) / "export"
+    with _writing(folder), scratch(target, Path.mkdir) as parent:
+        made = parent / "export"
         _Writer(export, made).write()
-        _replace(target, made, Path(scratch) / "replaced")
+        _replace(target, made, parent / "replaced")
     return folder
 
 
-def _check_archs(export: Export) -> None:
-    """Accept targets that the scheme's templates have instructions for; unknown ones are left to the compiler."""
-    for arch in filter(ARCH_NAME.fullmatch, export.archs):
-        if arch.endswith("f"):
-            raise ExportError(f"an export finds no cubin of a family such as {arch}: name a chip's own arch")
-        device = replace(export.device, arch=arch)
-        for choice in export.scheme.choices:
-            if why := template_named(choice.template).why_not(export.workload, choice.run, device):
-                raise ExportError(f"{choice} does not run on {arch}: {why}")
-
-
 def _replace(target: Path, made: Path, replaced: Path) -> None:
-    if target.exists():
-        target.rename(replaced)
     try:
+        if target.exists():
+            target.rename(replaced)
         made.rename(target)
     except BaseException:
-        if replaced.exists():
+        if replaced.exists() and not target.exists():
             replaced.rename(target)
         raise
 
@@ -138,14 +131,14 @@ def check_folder(folder: Path) -> Path:
         if target.exists() and Path.cwd().is_relative_to(target):
             raise ExportError(f"{folder} is the folder that you are in: go to another, or choose another folder")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=SCRATCH):
+        with scratch(target, Path.mkdir):
             pass
     return target
 
 
 def _check_earlier(folder: Path, target: Path) -> None:
     """Accept an export that may be replaced, with nothing of the user's in it."""
-    files = {MANIFEST, VERIFIED, *_exported_files(folder)}
+    files = {MANIFEST, VERIFIED, VERIFYING, *_exported_files(folder)}
     folders = {str(parent) for name in files for parent in Path(name).parents}
     for path in sorted(target.rglob("*")):
         name = str(path.relative_to(target))
@@ -164,10 +157,11 @@ def _check_earlier(folder: Path, target: Path) -> None:
 def _exported_files(folder: Path) -> list[str]:
     """What the manifest in `folder` says an export wrote; it is this program's, and as it was written."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if str(manifest["made_with"]).startswith(MADE_WITH) and manifest["checksum"] == manifest_checksum(manifest):
+        manifest = json.loads(read_regular(folder / MANIFEST, MOST_MANIFEST_BYTES))
+        sealed = manifest["checksum"] == manifest_checksum(manifest)
+        if sealed and str(manifest["made_with"]).startswith(MADE_WITH) and isinstance(manifest["files"], dict):
             return list(manifest["files"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, FileError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass  # whatever it is, it is no export
     raise ExportError(f"{folder} is not an export, or a damaged one: move it away, or choose another folder")
 

@@ -37,6 +37,10 @@
 // everything for the earlier items of their block, and the chunks of this one, is on its way; its multiplying warps go
 // on, and have counted what they wrote before they wait for anything. The last block to leave sets counts back.
 //
+// Wide items. Where a few rows need far more columns than most, 16 of them are an item: all of its fragments have these
+// rows, and each multiplies every so-manieth group of columns and merges every so-manieth shelf. At its end they leave what
+// they found in the place of their queries, and the first of them merges it.
+//
 // Two passes. A mask may fall into a near part, whose columns neighbouring rows share, and a far part, whose columns
 // other rows share. Then an item's rows are cut into fragments twice: a first pass over all chunks multiplies the far
 // part and leaves its results in shared memory, a second over the last chunks, which have stayed there, the near part.
@@ -138,21 +142,34 @@ struct Multiplier {
 
     __device__ __forceinline__ void finish(const Item& item, int head) {
         quad_sum(warp.total);
+        const bool wide = Tile::kWide && item.shelf != kFinal;
+        if constexpr (Tile::kShelves) merge_shelves(item, head, wide);
+        if constexpr (Tile::kWide) {
+            if (wide) warp.merge_shares(shared, buffer.at);
+        }
+        const bool has_result = !wide || warp.fragment == 0;
         if constexpr (Tile::kShelves) {
-            if (item.shelf != kFinal) {
-                warp.store_partial(plan, item.shelf, head);
+            if (item.shelf >= 0) {
+                if (has_result) warp.store_partial(plan, item.shelf, head);
                 uncounted = head;
                 return;
             }
-            for (int from = 0; from < item.merges; ++from) {
-                wait_phase(shared.shelf_full(), shelf.parity);
+        }
+        if (has_result) store(head);
+    }
+
+    // Takes in the shelves that the item merges; of a wide one, each fragment takes every kFragments-th.
+    __device__ __forceinline__ void merge_shelves(const Item& item, int head, bool wide) {
+        for (int first = 0; first < item.merges; first += Tile::kShelvesAtOnce) {
+            const int from = first + (wide ? warp.fragment : 0);
+            wait_phase(shared.shelf_full(), shelf.parity);
+            if (from < item.merges) {
                 warp.merge_shelf(shared);
                 warp.discard_shelf(plan, from, head);
-                arrive(shared.shelf_empty());
-                shelf.advance();
             }
+            arrive(shared.shelf_empty());
+            shelf.advance();
         }
-        store(head);
     }
 
     // Counts the partial item that the warp wrote last. Counting waits until what was written has arrived, so it is put

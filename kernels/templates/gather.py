@@ -187,6 +187,8 @@ def _too_few_registers(workload: Workload, values: Mapping[str, int], device: De
 def _bad_plan(workload: Workload, values: Mapping[str, int]) -> str | None:
     if values["order"] not in list(Order):
         return f"order must be one of {', '.join(str(int(order)) for order in Order)}"
+    if values["order"] == Order.WIDE_APART and not _outline(workload, values).wide:
+        return "no rows need far more columns than most"
     if values["order"] not in TWO_PARTS:
         return None
     if not _splits(workload.mask_spec, workload.seq_len):
@@ -244,6 +246,7 @@ def _plan_arguments(workload: Workload, values: Mapping[str, int], plan: GatherP
         "items": plan.items,
         "partial_items": plan.partial_items,
         "shelved": plan.shelved,
+        "wide": plan.wide,
         "formula": plan.formula,
         "padded": workload.padded,
         "packed": workload.packed,
@@ -273,11 +276,11 @@ def _in_turn(workload: Workload, values: Mapping[str, int], plan: GatherPlan) ->
 def _group_heads(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
     """Heads whose items are taken together, a divisor of all heads.
 
-    Where most final items merge, enough that their partial items keep the card busy. Else, where there are partial
-    ones, two items for each block that it executes at a time; where there are none, one for every other block.
+    Where most final items merge, enough that their partial items keep the card busy. Else, where there are partial or
+    wide ones, two items for each block that it executes at a time; where there are none, one for every other block.
     """
     heads, blocks = workload.batch * workload.heads, values["blocks"] * MULTIPROCESSORS
-    items, wanted = plan.items, 2 * blocks if plan.partial_items else blocks // 2
+    items, wanted = plan.items, 2 * blocks if plan.partial_items or plan.wide else blocks // 2
     if plan.most_merge:
         items, wanted = plan.partial_items, PARTIAL_ITEMS_AT_ONCE
     enough = -(-wanted // items)

@@ -243,19 +243,21 @@ struct Copier {
             __threadfence();  // what it has seen is seen by the threads that meet it at the barrier, and their copies
         }
         synchronise_some<Tile::kCopyThreads>(kBarrier);
-        for (int from = 0; from < merges; ++from) {
+        for (int first = 0; first < merges; first += Tile::kShelvesAtOnce) {
             wait_phase(shared.shelf_empty(), shelf.parity ^ 1);
-            copy_shelf(from, head, rows);
+            copy_shelf(first, merges, head, rows);
             arrive_with_copies(shared.shelf_full());
             shelf.advance();
         }
     }
 
-    __device__ __forceinline__ void copy_shelf(int from, int head, const Rows& rows) const {
+    // Shelf `first`, or of a wide item that and the next ones: one for each fragment, while there are any.
+    __device__ __forceinline__ void copy_shelf(int first, int merges, int head, const Rows& rows) const {
 #pragma unroll
         for (int i = 0; i < Rows::kCopies; ++i) {
             const int number = rows.of(i, thread);
-            if (number < 0) continue;
+            const int from = first + (Tile::kWide ? (first_row + i * Tile::kCopyRows) / kFragmentRows : 0);
+            if (number < 0 || from >= merges) continue;
             const int at = scratch_row<Shape>(from, head, number);
             copy_vector<Tile::kResultsAt>(shared.address + target(i),
                                           plan.sums + at * Tile::kChannels + vector * Tile::kVectorElements);

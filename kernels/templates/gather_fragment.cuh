@@ -29,7 +29,8 @@ struct WarpTile {
     using Format = Products<Shape>;
     using OneStep = typename Format::OneStep;
     using Scores = float[Tile::kScoreTiles][4];
-    static constexpr int kBarrier = 2;  // named barrier of the multiplying warps
+    static constexpr int kBarrier = 2;       // named barrier of the multiplying warps
+    static constexpr int kShareBarrier = 3;  // and of the first of each fragment
 
     int lane, fragment, step_warp;
     int places[2];  // in the item, of the lane's two rows
@@ -306,13 +307,18 @@ struct WarpTile {
         }
     }
 
-    // Between passes, in shared memory. Totals must have been summed over the quad.
-    __device__ __forceinline__ void leave_pass(const Shared<Shape>& shared, int buffer) {
+    // In shared memory, in the place of the rows' queries. Totals must have been summed over the quad.
+    __device__ __forceinline__ void leave(const Shared<Shape>& shared, int buffer, Weight<Element>* weights) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            if (lane % kQuad == 0) shared.result_weights()[places[r]] = weight(r);
-            store_sums(r, [&](int v) { return pass_vector(shared, buffer, r, v); });
+            if (lane % kQuad == 0) weights[places[r]] = weight(r);
+            store_sums(r, [&](int v) { return pass_vector(shared, buffer, places[r], v); });
         }
+    }
+
+    // Between passes.
+    __device__ __forceinline__ void leave_pass(const Shared<Shape>& shared, int buffer) {
+        leave(shared, buffer, shared.result_weights());
     }
 
     // Goes on from what the pass before has left.
@@ -328,16 +334,16 @@ struct WarpTile {
 #pragma unroll
             for (int v = 0; v < Tile::kLaneVectors; ++v) {
                 float values[Tile::kVectorElements];
-                Format::unpack(values, *pass_vector(shared, buffer, r, v));
+                Format::unpack(values, *pass_vector(shared, buffer, places[r], v));
 #pragma unroll
                 for (int i = 0; i < Tile::kVectorElements; ++i) sum_at(v, i, r) = values[i];
             }
         }
     }
 
-    // Vector v of what the lane has of row r, in shared memory: between passes, and of a shelf.
-    __device__ __forceinline__ uint4* pass_vector(const Shared<Shape>& shared, int buffer, int r, int v) const {
-        return shared.pass_vector(buffer, places[r], lane % kQuad * Tile::kLaneVectors + v);
+    // Vector v of what the lane has of a row, in shared memory: what was left in place `place`, and of a shelf.
+    __device__ __forceinline__ uint4* pass_vector(const Shared<Shape>& shared, int buffer, int place, int v) const {
+        return shared.pass_vector(buffer, place, lane % kQuad * Tile::kLaneVectors + v);
     }
     __device__ __forceinline__ uint4* shelf_vector(const Shared<Shape>& shared, int r, int v) const {
         return shared.shelf_vector(places[r], lane % kQuad * Tile::kLaneVectors + v);
@@ -356,22 +362,42 @@ struct WarpTile {
         __syncwarp();  // whoever counts the item speaks for all lanes
     }
 
-    // Takes in the shelf in shared memory. Totals must have been summed over the quad.
+    // Takes in the shelf in shared memory.
     __device__ __forceinline__ void merge_shelf(const Shared<Shape>& shared) {
+        merge([&](int r) { return shelf_weight(shared, r); }, [&](int r, int v) { return shelf_vector(shared, r, v); });
+    }
+
+    // Brings what the fragments of a wide item found into the first of them. The first warp of each calls it.
+    __device__ __forceinline__ void merge_shares(const Shared<Shape>& shared, int buffer) {
+        __syncwarp();  // the queries have been read
+        if (fragment > 0) leave(shared, buffer, shared.share_weights(buffer));
+        synchronise_some<Tile::kFragments * kWarpSize>(kShareBarrier);
+        if (fragment > 0) return;
+#pragma unroll 1
+        for (int first = kFragmentRows; first < Tile::kTileRows; first += kFragmentRows) {
+            merge([&](int r) { return shared.share_weights(buffer)[first + places[r]]; },
+                  [&](int r, int v) { return pass_vector(shared, buffer, first + places[r], v); });
+        }
+    }
+
+    // Takes in a partial result of the lane's rows r: its weight, and its vectors v. Totals must have been summed over the
+    // quad.
+    template <class WeightOf, class VectorOf>
+    __device__ __forceinline__ void merge(WeightOf weight_of, VectorOf vector_of) {
         float highest[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) highest[r] = fmaxf(maximum[r], unscaled(shelf_weight(shared, r).log));
+        for (int r = 0; r < 2; ++r) highest[r] = fmaxf(maximum[r], unscaled(weight_of(r).log));
         rescale(highest);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const Weight<Element> weight = shelf_weight(shared, r);
+            const Weight<Element> weight = weight_of(r);
             if (weight.log == negative_infinity()) continue;
             const float factor = exp2_fast(weight.log - base[r]);
             total[r] += factor * weight.total;
 #pragma unroll
             for (int v = 0; v < Tile::kLaneVectors; ++v) {
                 float values[Tile::kVectorElements];
-                Format::unpack(values, *shelf_vector(shared, r, v));
+                Format::unpack(values, *vector_of(r, v));
 #pragma unroll
                 for (int i = 0; i < Tile::kVectorElements; ++i) {
                     sum_at(v, i, r) = fmaf(factor, values[i], sum_at(v, i, r));

@@ -20,7 +20,7 @@ constexpr float kNoBase = -3e38f;                         // 2^kNoBase is nothin
 constexpr float kSlackLog2 = 8.0f;                        // exponentials are at most 2^8
 constexpr int kBarrierBytes = 8;
 constexpr int kQuad = 4;  // lanes that share an mma row
-constexpr int kFinal = -1;
+constexpr int kFinal = -1, kFinalWide = -2;
 constexpr int kNoTicket = -1;
 constexpr int kNoHead = -1;
 constexpr int kAlignment = 256;  // of rows in shared memory: the low bits of an address tell a row's vectors apart
@@ -31,7 +31,7 @@ __host__ __device__ constexpr int aligned(int bytes) { return (bytes + kAlignmen
 struct alignas(16) Item {
     int chunks;   // to be copied
     int kept;     // the last of them, which the second pass needs
-    int shelf;    // where to leave a partial result, or kFinal
+    int shelf;    // where to leave a partial result; else kFinal, or kFinalWide of a wide item
     int merges;   // shelves to merge
 };
 
@@ -76,6 +76,7 @@ struct Tiling {
     static constexpr int kAllHeads = Shape::kBatch * kHeads;
     static constexpr int kTickets = kAllHeads * kItems;
     static constexpr bool kShelves = Shape::kPartialItems > 0;
+    static constexpr bool kWide = Shape::kWide;
 
     static constexpr int kThreads = Shape::kWarps * kWarpSize;  // that multiply
     static constexpr int kCopyThreads = Shape::kCopyWarps * kWarpSize;
@@ -112,11 +113,14 @@ struct Tiling {
     static constexpr int kSlotBytes = aligned(2 * kMatrixBytes + kStepWords * 4 + kColumnBytes);
     static constexpr int kQueryBytes = kTileRows * kRowBytes;
     static constexpr int kNumbers = kTileRows + (kPasses > 1 ? kPasses * kTileRows : 0);  // rows, their orders
-    static constexpr int kItemBytes = aligned(kQueryBytes + 2 * kRowBytes + kNumbers * 4 + sizeof(Item) + 16);
+    static constexpr int kWeightBytes = sizeof(Weight<Element>);
+    static constexpr int kShareBytes = kWide ? kTileRows * kWeightBytes : 0;
+    static constexpr int kItemBytes =
+        aligned(kQueryBytes + 2 * kRowBytes + kNumbers * 4 + sizeof(Item) + kShareBytes + 16);
     static constexpr int kItemsAt = kSlots * kSlotBytes;
     static constexpr int kResultsAt = kItemsAt + kBuffers * kItemBytes;
-    static constexpr int kWeightBytes = sizeof(Weight<Element>);
     static constexpr int kShelfBytes = kShelves ? kQueryBytes : 0;
+    static constexpr int kShelvesAtOnce = kWide ? kFragments : 1;  // that an item merges: of a wide one, one a fragment
     static constexpr int kResultWeightsAt = kResultsAt + kShelfBytes;
     static constexpr int kPartialsAt = kResultWeightsAt + (kPasses > 1 || kShelves ? kTileRows * kWeightBytes : 0);
     static constexpr int kWarpBytes = (kStepWarps - 1) * kFragments * kPartialFloats * kWarpSize * 4;
@@ -131,6 +135,7 @@ struct Tiling {
     static_assert(kTileRows % kFragmentRows == 0, "a warp covers 16 rows");
     static_assert(kPasses == 1 || kStepWarps == 1, "an item of two passes has one warp for each fragment");
     static_assert(kPasses == 1 || !kShelves, "results of a pass and of a shelf would lie in the same place");
+    static_assert(kPasses == 1 || !kWide, "results of a pass and of a share would lie in the same place");
     static_assert(Shape::kWarps % kFragments == 0, "each fragment has the same number of warps");
     static_assert(kStep <= kBlockColumns && kBlockColumns % kStep == 0, "a step lies in one block of columns");
     static_assert(kStep % kGroupColumns == 0 && kChunk % kStep == 0, "a chunk is whole steps of whole groups");
@@ -141,8 +146,8 @@ struct Tiling {
     static_assert(kAllHeads % Shape::kGroupHeads == 0, "heads fall into whole groups");
     static_assert(kPasses <= 2, "a far pass is followed by a near one, and no other");
     static_assert(Shape::kFragmentColumns % kStep == 0, "a fragment's columns of a chunk are whole steps");
-    static_assert(!Shape::kComputed || (!kShelves && Shape::kMaskBatches == 1),
-                  "computed items are final, and the same for every sequence");
+    static_assert(!Shape::kComputed || (!kShelves && !kWide && Shape::kMaskBatches == 1),
+                  "computed items are final, none is wide, and they are the same for every sequence");
     static_assert(kSharedBytes == Shape::kSharedBytes, "the launch gives the shared memory that is laid out here");
 };
 
@@ -208,8 +213,8 @@ struct Shared {
         return reinterpret_cast<const int*>(step_words(slot) + Tile::kStepWords);
     }
 
-    // A buffer: queries; biases of queries and values; row numbers; their orders; the item; what is taken of it, the
-    // sequence's length, its ticket.
+    // A buffer: queries; biases of queries and values; row numbers; their orders; the item; weights of shares; what is
+    // taken of it, the sequence's length, its ticket.
     __device__ __forceinline__ int buffer(int item) const { return Tile::kItemsAt + item * Tile::kItemBytes; }
     __device__ __forceinline__ char* queries(int item) const { return base + buffer(item); }
     __device__ __forceinline__ const char* biases(int item) const { return queries(item) + Tile::kQueryBytes; }
@@ -220,6 +225,10 @@ struct Shared {
     __device__ __forceinline__ const Item* item(int item) const {
         return reinterpret_cast<const Item*>(rows(item) + Tile::kNumbers);
     }
+    __device__ __forceinline__ Weight<typename Shape::Element>* share_weights(int item) const {
+        return reinterpret_cast<Weight<typename Shape::Element>*>(queries(item) + Tile::kQueryBytes +
+                                                                  2 * Tile::kRowBytes + Tile::kNumbers * 4 + sizeof(Item));
+    }
     __device__ __forceinline__ int* ticket(int item) const {
         return reinterpret_cast<int*>(queries(item) + Tile::kItemBytes - sizeof(int));
     }
@@ -227,8 +236,8 @@ struct Shared {
     __device__ __forceinline__ int* chunks_taken(int item) const { return ticket(item) - 2; }
 
     __device__ __forceinline__ float* partials() const { return reinterpret_cast<float*>(base + Tile::kPartialsAt); }
-    // Vector `vector` of a row's sums, as the first pass leaves them in the place of its queries, and of a shelf; the rows'
-    // weights of either.
+    // Vector `vector` of a row's sums, as the first pass or a share leaves them in the place of its queries, and of a shelf;
+    // the rows' weights of a pass and of a shelf.
     __device__ __forceinline__ uint4* pass_vector(int item, int row, int vector) const {
         return reinterpret_cast<uint4*>(queries(item) + swizzled<Tile::kRowVectors>(row, vector));
     }

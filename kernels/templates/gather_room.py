@@ -52,7 +52,8 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     step_words = plan.passes * fragments * plan.blocks * (BLOCK_COLUMNS // 2 + WARP_SIZE)
     slot = _aligned(2 * values["chunk"] * of_row + 4 * step_words + 4 * values["chunk"] * workload.padded)
     numbers = tile_rows * (1 + plan.passes * two)
-    item = _aligned((tile_rows + 2) * of_row + 4 * numbers + 4 * HEADER_WORDS + VECTOR_BYTES)
+    shares = tile_rows * weight_bytes(workload) * plan.wide
+    item = _aligned((tile_rows + 2) * of_row + 4 * numbers + 4 * HEADER_WORDS + shares + VECTOR_BYTES)
     shelves = plan.shelves > 0
     results = tile_rows * (of_row * shelves + weight_bytes(workload) * (two or shelves))
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE

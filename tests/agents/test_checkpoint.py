@@ -1,9 +1,13 @@
+import contextlib
 import errno
 import io
 import json
+import lzma
 import math
 import os
 import pickle
+import random
+import struct
 import zipfile
 from copy import deepcopy
 from dataclasses import replace
@@ -117,6 +121,21 @@ def deep_json(members):
     members["about.json"] = b"[" * 100_000
 
 
+def long_number(members):
+    members["about.json"] = b'{"format": ' + b"1" * 5000 + b"}"
+
+
+def nested_format(members):
+    members["about.json"] = json.dumps({"format": ["x" * 9999]}).encode()
+
+
+def bomb(members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data/0", bytes(MAX_BYTES + 1))
+    members["tensors.pt"] = buffer.getvalue()
+
+
 def vast(members):
     members["tensors.pt"] = bytes(MAX_BYTES)
 
@@ -132,6 +151,8 @@ def vast(members):
         code,
         plain_pickle,
         deep_json,
+        long_number,
+        nested_format,
         vast,
     ],
 )
@@ -146,6 +167,7 @@ def refuses(checkpoint, path, change):
     with pytest.raises(PolicyError) as failure:
         load_checkpoint(path)
     assert "\n" not in str(failure.value)
+    return str(failure.value)
 
 
 @pytest.mark.parametrize("hidden", [0, -3, 10**9, 1.5, "x", math.inf])
@@ -162,6 +184,87 @@ def test_a_run_that_is_none(checkpoint, tmp_path, run):
 def test_weights_that_are_none(checkpoint, tmp_path, weights):
     refuses(checkpoint, tmp_path / "c.zip", other_weights(weights))
     refuses(checkpoint, tmp_path / "c.zip", other_weights({"w": weights}))
+
+
+def test_weights_that_repeat_one_number_are_not_unrolled(checkpoint, tmp_path):
+    unrolled = other_weights({"w": torch.zeros(1).expand(MAX_BYTES // 4 + 1)})
+    refuses(checkpoint.policy_alone(), tmp_path / "c.zip", unrolled)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_weights_are_named_and_dense(checkpoint, tmp_path):
+    for weights in ({1: torch.zeros(1)}, {"w": torch.eye(3).to_sparse()}, {"w": torch.eye(3).to_sparse_csr()}):
+        refuses(checkpoint.policy_alone(), tmp_path / "c.zip", other_weights(weights))
+
+
+def test_what_unpacks_inside_counts(checkpoint, tmp_path):
+    assert "unpacks to more than a policy takes" in refuses(checkpoint, tmp_path / "c.zip", bomb)
+
+
+def flipped(content, rng):
+    """`content` with a few bytes changed, most of them where the zip describes itself, or cut off."""
+    if rng.random() < 0.1:
+        return content[: rng.randrange(len(content))]
+    changed, last = bytearray(content), len(content) - 1
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        start, end = rng.choice(((0, last), (0, min(80, last)), (max(0, last - 200), last)))
+        changed[rng.randint(start, end)] = rng.randrange(256)
+    return bytes(changed)
+
+
+def with_members_flipped(content, rng, name):
+    """The zip `content`, what is in its member `name` flipped, and its checksums right."""
+    source, target = zipfile.ZipFile(io.BytesIO(content)), io.BytesIO()
+    with zipfile.ZipFile(target, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_LZMA))) as file:
+        for member in source.namelist():
+            inside = source.read(member)
+            file.writestr(member, flipped(inside, rng) if member.endswith(name) else inside)
+    return target.getvalue()
+
+
+def with_pickle_flipped(content, rng):
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        about, tensors = file.read("about.json"), file.read("tensors.pt")
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as file:
+        file.writestr("about.json", about)
+        file.writestr("tensors.pt", with_members_flipped(tensors, rng, "data.pkl"))
+    return target.getvalue()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "flip",
+    [
+        flipped,
+        lambda content, rng: flipped(with_members_flipped(content, rng, "neither"), rng),
+        lambda content, rng: with_members_flipped(content, rng, "about.json"),
+        lambda content, rng: with_members_flipped(content, rng, "tensors.pt"),
+        with_pickle_flipped,
+    ],
+    ids=["file", "packed", "about.json", "tensors.pt", "pickle"],
+)
+def test_bytes_that_changed_are_damage_or_harmless(checkpoint, tmp_path, flip, capfd):
+    save_checkpoint(checkpoint.policy_alone(), tmp_path / "c.zip")
+    content, rng = (tmp_path / "c.zip").read_bytes(), random.Random(0)
+    for _ in range(200):
+        (tmp_path / "c.zip").write_bytes(flip(content, rng))
+        with contextlib.suppress(PolicyError):
+            load_checkpoint(tmp_path / "c.zip")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "error", [struct.error, AssertionError, lzma.LZMAError, UserWarning, MemoryError, RecursionError]
+)
+def test_whatever_is_raised_of_damage_is_one_error(checkpoint, tmp_path, monkeypatch, error):
+    def failing(*_, **__):
+        raise error
+
+    save_checkpoint(checkpoint, tmp_path / "c.zip")
+    monkeypatch.setattr(torch, "load", failing)
+    with pytest.raises(PolicyError, match="damaged or not a checkpoint"):
+        load_checkpoint(tmp_path / "c.zip")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", None])

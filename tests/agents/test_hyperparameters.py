@@ -1,3 +1,6 @@
+import resource
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -28,6 +31,22 @@ def test_changes_take_precedence_and_none_changes_nothing():
         ({"learning_rate": 1.0}, "learning_rate must be a number from 1e-09 to 0.1"),
         ({"batch_size": 1}, "batch_size must be"),
         ({"colour": 1}, "colour unknown or missing"),
+        ({"two\nlines": 1, 3: 4}, "3, two lines unknown or missing"),
+        ({"n_steps": 10**6}, "n_steps must be a whole number from 2 to 65536, not 1000000"),
+        (
+            {"n_steps": 8192, "n_envs": 16},
+            "n_envs . n_steps is 131072 steps, over 65536 take too much memory: reduce n_steps or n_envs",
+        ),
+        ({"n_steps": 8193, "batch_size": 10**6}, "minibatches of 8193 steps take too much memory: reduce batch_size"),
+        (
+            {"n_steps": 129},
+            "n_envs . n_steps is 129 steps, .* batch_size 64 has one alone: change n_steps or batch_size",
+        ),
+        ({"n_steps": 43, "n_envs": 3}, "n_envs . n_steps is 129 steps"),
+        ({"n_steps": 1}, "n_steps must be a whole number from 2"),
+        ({"n_steps": [[1]] * 1000}, "n_steps must be a whole number .* not a list$"),
+        ({"n_steps": "long " * 1000}, "n_steps must be a whole number .{1,300}[.]{3}$"),
+        ({f"colour_{k}": 1 for k in range(200)}, "colour_0, .{1,300}[.]{3} unknown or missing$"),
     ],
 )
 def test_wrong_values_are_named(tmp_path, change, complaint):
@@ -35,6 +54,35 @@ def test_wrong_values_are_named(tmp_path, change, complaint):
     (tmp_path / "own.yml").write_text(yaml.safe_dump({SECTION: values}))
     with pytest.raises(AtofferError, match=complaint):
         ppo_config(path=tmp_path / "own.yml")
+
+
+def test_a_minibatch_may_be_the_whole_rollout():
+    assert ppo_config({"n_steps": 65, "batch_size": 10**6}).batch_size == 10**6
+    assert ppo_config({"n_steps": 130}).n_steps == 130
+
+
+@pytest.fixture
+def _little_memory():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**29, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.usefixtures("_little_memory")
+def test_aliases_of_aliases_are_not_written_out(tmp_path):
+    levels = "".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]\n" for k in range(1, 10))
+    values = (CONFIG_FOLDER / "ppo.yml").read_text().replace("n_steps: 128", "n_steps: *a9")
+    (tmp_path / "own.yml").write_text(f"a0: &a0 [lol]\n{levels}{values}")
+    with pytest.raises(AtofferError, match=r"n_steps must be a whole number .* not a list$"):
+        ppo_config(path=tmp_path / "own.yml")
+
+
+@pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["above", "below"])
+def test_a_number_too_long_to_write_out(value):
+    with pytest.raises(AtofferError, match=r"n_steps must be a whole number .* too large to show"):
+        ppo_config({"n_steps": value})
 
 
 @pytest.mark.parametrize("content", ["", "a: [", "other: {}", "\udcff", "a: !!int ''", "a: !!timestamp x"])
@@ -68,7 +116,7 @@ def test_what_is_no_yaml_is_said_to_be_none(tmp_path, content, complaint):
 def test_a_file_that_is_not_there_is_said_to_be(tmp_path):
     for path, complaint in (
         (tmp_path / "own.yml", "there is no file of hyperparameters"),
-        (tmp_path, "Is a directory"),
+        (tmp_path, "is a folder, pipe or device: choose a regular file"),
         (tmp_path / ("x" * 300), "File name too long"),
         (tmp_path / "nul\0", "names or holds no text"),
     ):

@@ -56,6 +56,50 @@ def test_a_line_that_was_left_half_written_is_dropped(tmp_path):
     assert (tmp_path / TRIALS_FILE).read_text() == '{"number": 1}\n{"number": 2}\n'
 
 
+def test_a_last_line_without_its_end_is_kept(tmp_path):
+    (tmp_path / TRIALS_FILE).write_text('{"choice": "a"}\n{"choice": "b"}')
+    with RunLog(tmp_path) as log:
+        log.keep_trials({"a", "b"})
+        log.trial({"choice": "c"})
+    assert choices_in(tmp_path) == list("abc")
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xfe\n", '{"choice": "b"}'.encode("utf-16") + b"\n", b'{"choice": "\xed\xa0\x80"}\n']
+)
+def test_what_is_no_utf8_costs_no_other_line(tmp_path, damage):
+    (tmp_path / TRIALS_FILE).write_bytes(damage + b'{"choice": "a"}\n' + damage + b'{"choice": "c"}\n' + damage[:-1])
+    with RunLog(tmp_path) as log:
+        log.keep_trials({"a", "b", "c", "\ud800"})
+        log.trial({"choice": "d"})
+    assert choices_in(tmp_path) == list("acd")
+
+
+def test_what_was_paid_for_and_is_missing_is_written(tmp_path):
+    with RunLog(tmp_path) as log:
+        for name in "bx":
+            log.trial({"choice": name, "units": 2})
+    with RunLog(tmp_path) as log:
+        log.keep_trials({"a", "b", "c", "x"}, [{"choice": name, "units": k} for k, name in enumerate("abc", 1)])
+    assert choices_in(tmp_path) == list("abcx")
+
+
+def test_trials_that_are_no_file_are_refused(tmp_path):
+    for name, make in (
+        ("pipe", os.mkfifo),
+        ("folder", os.mkdir),
+        ("device", lambda path: path.symlink_to("/dev/zero")),
+    ):
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / TRIALS_FILE)
+        with pytest.raises(LogError, match="is a folder, pipe or device: remove it, or use another --log-folder"):
+            RunLog(tmp_path / name)
+
+
+def choices_in(folder):
+    return [json.loads(line)["choice"] for line in (folder / TRIALS_FILE).read_text().splitlines()]
+
+
 def test_ctrl_c_waits_until_a_write_is_done(tmp_path, monkeypatch):
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     steps = []

@@ -1,6 +1,7 @@
 """Smoke training: budget, settling, seeds, resuming, interrupting, logs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,6 +75,23 @@ def test_a_run_goes_on_where_it_stopped(session_of, measurer, smoke, tmp_path):
     assert load_checkpoint(tmp_path / CHECKPOINT_FILE).run["timesteps"] == 128
     lines = (tmp_path / "trials.jsonl").read_text().splitlines()
     assert len(lines) == len(set(lines)) == result.units
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\xff\n" + path.read_bytes()[:99])])
+def test_a_resumed_run_has_all_its_trials(session_of, measurer, smoke, tmp_path, damage):
+    session = session_of(units=30, folder=tmp_path)
+    first = PPOSearch(ppo_config(SMOKE | {"timesteps": 32}))(session)
+    session.log.close()
+    before = (tmp_path / "trials.jsonl").read_text()
+    damage(tmp_path / "trials.jsonl")
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    with RunLog(tmp_path) as log:
+        resumed = resumed_session(checkpoint, measurer, log=log)
+        assert resumed.history == list(first.history)
+        assert (tmp_path / "trials.jsonl").read_text() == before
+        result = PPOSearch(smoke, checkpoint)(resumed)
+    assert [point.units for point in result.history] == list(range(result.units + 1))
+    assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == result.units
 
 
 def test_a_policy_alone_cannot_be_resumed(session_of, measurer, smoke, tmp_path):

@@ -11,7 +11,7 @@ import typer
 from atoffer_rl import __version__
 from atoffer_rl.cli.app import app, run
 from atoffer_rl.cli.options import WORKLOAD_OPTIONS, options_of, workload_options
-from atoffer_rl.workload import Workload
+from atoffer_rl.workload import FIELD_NAMES, Workload
 
 
 def leaves(group, path=()):
@@ -67,7 +67,7 @@ def test_version(atoffer):
 
 
 def test_a_workload_option_for_every_field():
-    assert [option.name for option in WORKLOAD_OPTIONS] == list(Workload.__dataclass_fields__)
+    assert [option.name for option in WORKLOAD_OPTIONS] == list(FIELD_NAMES)
     assert Workload(**{option.name: option.default for option in WORKLOAD_OPTIONS}) == Workload()
     for option in WORKLOAD_OPTIONS:
         assert get_origin(option.annotation) is Annotated

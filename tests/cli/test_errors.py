@@ -1,6 +1,7 @@
 """A user's mistake is one line and a status, whatever raised it."""
 
 import errno
+import io
 import subprocess
 import sys
 
@@ -67,6 +68,16 @@ def test_output_that_nobody_takes_is_no_fault_of_ours(redirection, status):
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     assert done.stderr.count("\n") <= 1
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"\\xe9\\udcff"), ("utf-8", b"\xc3\xa9\\udcff")])
+def test_characters_that_cannot_be_encoded_are_escaped(monkeypatch, name, encoding, shown):
+    taken = io.BytesIO()
+    stream = io.TextIOWrapper(taken, encoding=encoding, write_through=True)
+    monkeypatch.setattr(sys, name, stream)
+    assert run_guarded("x", lambda: getattr(sys, name).write("\xe9\udcff")) == 2
+    assert taken.getvalue() == shown
 
 
 def test_a_fault_of_ours_is_not_hidden():

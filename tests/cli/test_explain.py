@@ -1,6 +1,7 @@
 """`atoffer explain`."""
 
 import json
+import os
 
 import pytest
 
@@ -93,6 +94,8 @@ def test_a_file(atoffer, tmp_path):
     [
         ("{", "is not JSON"),
         ("[" * 100_000, "nested too deeply"),
+        ("[" * 500 + "]" * 500, "nested too deeply"),
+        ('{"segments": [{"run": [0, ' + "9" * 5000 + "]}]}", "is not JSON"),
         ("[]", "a scheme is a JSON object"),
         ('{"segments": []}', "this has none"),
         ('{"segments": [3]}', "not a choice: 3"),
@@ -110,6 +113,16 @@ def test_a_bad_file(atoffer, tmp_path, text, says):
     assert outcome.status == 1
     assert says in outcome.err
     assert str(path) in outcome.err
+
+
+def test_what_is_no_regular_file_is_not_read(atoffer, tmp_path):
+    os.mkfifo(tmp_path / "result.json")
+    for path in (tmp_path / "result.json", "/dev/zero", tmp_path):
+        outcome = atoffer("explain", "--scheme", path)
+        assert f"cannot read scheme: {path} is a folder, pipe or device: choose a regular file" in outcome.err
+    (tmp_path / "large.json").touch()
+    os.truncate(tmp_path / "large.json", 2**40)
+    assert "holds over" in atoffer("explain", "--scheme", tmp_path / "large.json").err
 
 
 def test_a_scheme_of_another_workload(atoffer, tmp_path):

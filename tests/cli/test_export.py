@@ -1,6 +1,10 @@
 """`atoffer export`: which scheme it takes, and what the export needs."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -54,3 +58,51 @@ def test_a_link_stays_a_link_and_its_target_is_written(atoffer, tmp_path, table)
 def test_the_folder_that_one_is_in_is_not_replaced(atoffer, tmp_path, table, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "that you are in" in atoffer("export", ".", *SHAPE, "--standalone").err
+
+
+def test_a_target_that_is_no_chip_makes_nothing(atoffer, tmp_path, table):
+    for arch in ("compute_90", "sm_90a ", "../../x", ".."):
+        outcome = atoffer("export", tmp_path / "x" / "y", *SHAPE, "--standalone", "--arch", arch)
+        assert outcome.status == 1
+        assert f"{arch!r} is no arch: name an arch such as sm_90a" in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def half_exported(folder, cache):
+    """A process that exports to `folder`, and is not done."""
+    words = ["export", folder, "--batch", "16", "--seq-len", "256", "--mask", "strided", "--standalone"]
+    program = "from atoffer_rl.cli.start import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"ATOFFER_CACHE": str(cache)},
+    )
+    deadline = time.monotonic() + 60
+    while not list(folder.parent.glob(".*.partial/export/source/*")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def test_an_export_that_is_ended_leaves_nothing(tmp_path):
+    (tmp_path / "out").mkdir()
+    process = half_exported(tmp_path / "out" / "scheme", tmp_path / "cache")
+    process.terminate()
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert complaint.count("\n") == 1
+    assert "interrupted" in complaint
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_what_a_killed_export_leaves_goes_with_the_next(atoffer, tmp_path, table):
+    (tmp_path / "out").mkdir()
+    process = half_exported(tmp_path / "out" / "scheme", tmp_path / "cache")
+    process.kill()
+    process.communicate(timeout=60)
+    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert atoffer("export", tmp_path / "out" / "scheme", *SHAPE, "--standalone").status == 0
+    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "scheme"]

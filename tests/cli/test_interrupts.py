@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoffer_rl.cli.interrupts import noted_interrupts
+from atoffer_rl.agents.uninterrupted import uninterrupted
+from atoffer_rl.cli.interrupts import ENDING, endings_interrupt, noted_interrupts
 
 
 class Finalised:
@@ -47,6 +48,53 @@ def test_where_interrupts_are_ignored_they_stay_ignored():
         os.kill(os.getpid(), signal.SIGINT)
         assert not pressed()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
+def place(request):
+    """Where Ctrl-C is handled, and where it is ignored; endings are as in a program that has just begun."""
+    signal.signal(signal.SIGINT, request.param)
+    earlier = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+    yield request.param
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_endings_interrupt_and_are_noted(place, number):
+    with endings_interrupt():
+        if place is signal.SIG_IGN:
+            signal.raise_signal(signal.SIGINT)
+        with noted_interrupts() as pressed:
+            assert not pressed()
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+            assert pressed()
+    assert signal.getsignal(signal.SIGINT) is place
+    assert [signal.getsignal(ending) for ending in ENDING] == [signal.SIG_DFL] * len(ENDING)
+
+
+def held_back():
+    """What is done though the program is to end meanwhile."""
+    done = []
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.append("all of it")
+    return done
+
+
+def test_endings_wait_where_an_interrupt_would(place):
+    with endings_interrupt(), pytest.raises(KeyboardInterrupt) as interrupt:
+        held_back()
+    assert interrupt.traceback[1].name == "held_back"
+    assert interrupt.traceback[1].frame.f_locals["done"] == ["all of it"]
+
+
+def test_endings_that_are_ignored_stay_ignored(place):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    with endings_interrupt():
+        signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 PRESSED_WHILE_IMPORTING = """

@@ -22,7 +22,9 @@ main()
 TRAIN = ("train", "--measurer", "replay", "--policy", "random", "--budget", "400")
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 130)]
+)
 def test_what_was_measured_stays_and_a_resumed_run_goes_on(atoffer, tmp_path, sent, status):
     (tmp_path / "ppo.yml").write_text(CONFIG.replace("timesteps: 96", "timesteps: 100000"))
     words = [*TRAIN, "--config", tmp_path / "ppo.yml", "--log-folder", tmp_path / "logs"]

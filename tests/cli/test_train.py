@@ -297,7 +297,7 @@ def test_ctrl_c_keeps_and_prints_the_best_so_far(atoffer, tmp_path, monkeypatch)
         (("train", "--resume", "nowhere.zip"), "there is no policy nowhere.zip"),
         (("eval", "--policy", "nowhere.zip"), "there is no policy nowhere.zip"),
         (("train", "--policy", "random", "--config", "nowhere.yml"), "there is no file of hyperparameters"),
-        (("train", "--policy", "random", "--config", "."), "Is a directory"),
+        (("train", "--policy", "random", "--config", "."), "is a folder, pipe or device"),
         (("train", "--policy", "random", "--log-folder", "file"), "use another --log-folder"),
         (("train", "--policy", "random", "--export", "file"), "choose another folder"),
         (("train", "--policy", "file"), "damaged or not a checkpoint"),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -52,6 +53,22 @@ def test_other_files_that_were_altered_are_named(atoffer, export, name):
 def test_what_is_no_export(atoffer, tmp_path):
     for place in (tmp_path, tmp_path / "gone"):
         assert "is not an export" in atoffer("verify", place).err
+
+
+@pytest.mark.parametrize("files", [[[1, 2]], {"runtime.py": 3}, ["runtime.py"], None])
+def test_a_manifest_of_another_form_is_damaged(atoffer, export, files):
+    manifest = json.loads((export / "manifest.json").read_text()) | {"files": files}
+    manifest["checksum"] = manifest_checksum(manifest)
+    (export / "manifest.json").write_text(json.dumps(manifest))
+    outcome = atoffer("verify", export)
+    assert outcome.status == 1
+    assert "manifest.json is damaged: export again" in outcome.err
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_read(atoffer, export):
+    (export / "bench.py").unlink()
+    os.mkfifo(export / "bench.py")
+    assert "bench.py is missing or altered: export again" in atoffer("verify", export).err
 
 
 def test_a_runtime_that_verifies_nothing_is_no_success(atoffer, export):

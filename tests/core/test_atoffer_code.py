@@ -71,3 +71,9 @@ def test_other_numbers_are_no_codes(code):
 def test_what_is_no_code_is_refused(code):
     with pytest.raises(SchemeError, match="an AToffer code is a"):
         AtofferProgram.from_code(code)
+
+
+def test_what_is_too_large_to_show_is_no_code():
+    for code in (10**5000, [10**5000]):
+        with pytest.raises(SchemeError, match=r"an AToffer code is a .*, not <.* too large to show>"):
+            AtofferProgram.from_code(code)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoffer_rl.gather_items import FINAL, MOST_WASTE, GatherOutline, gather_outline
-from atoffer_rl.gather_plan import PADDING, gather_plan, lane_words
+from atoffer_rl.gather_plan import PADDING, gather_plan, kept_groups, lane_words
 from atoffer_rl.masks import parse_mask
 from atoffer_rl.row_order import FRAGMENT_ROWS, NO_ROW, Order
 from tests.core.row_masks import NAMED, squares
@@ -108,8 +108,8 @@ def check_shelves(plan, mask_number, seq_len):
         _, _, shelf, merges = header(plan, mask_number, item)
         rows = plan.rows[mask_number, item]
         rows = rows[rows != NO_ROW]
-        assert (shelf == FINAL) == (item >= plan.partial_items)
-        if shelf == FINAL:
+        assert (shelf < 0) == (item >= plan.partial_items)
+        if shelf < 0:
             final[rows] += 1
             merged[:merges, rows] += 1
         else:
@@ -121,10 +121,22 @@ def check_shelves(plan, mask_number, seq_len):
     assert left.max(initial=0) <= 1
 
 
+def check_rows(plan, mask_number):
+    """The fragments of a wide item have the same rows, those of any other rows of their own."""
+    for item in range(plan.items):
+        _, _, shelf, _ = header(plan, mask_number, item)
+        fragments = plan.rows[mask_number, item].reshape(-1, FRAGMENT_ROWS)
+        if plan.wide and shelf != FINAL:
+            assert (fragments == fragments[0]).all()
+            fragments = fragments[:1]
+        rows = fragments[fragments != NO_ROW]
+        assert len(np.unique(rows)) == len(rows)
+
+
 def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, pieces=1):
     plan = gather_plan(mask, seq_len, tile_rows, chunk, order, pieces)
     outline = gather_outline(mask, seq_len, tile_rows, chunk, order, pieces)
-    assert outline == GatherOutline(plan.passes, plan.blocks, plan.kept, plan.shelves, plan.shelved)
+    assert outline == GatherOutline(plan.passes, plan.blocks, plan.kept, plan.shelves, plan.shelved, plan.wide)
     keep, products = mask.keep(seq_len), 0
     assert len(plan.headers) == len(keep)
     for mask_number, square in enumerate(keep):
@@ -133,6 +145,7 @@ def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, pieces=1):
         products += multiplied
         check_columns(plan, mask_number, square)
         check_passes(plan, mask_number)
+        check_rows(plan, mask_number)
         check_shelves(plan, mask_number, seq_len)
     assert plan.products == products
     assert plan.gathered == (plan.columns != PADDING).sum()
@@ -144,6 +157,22 @@ def test_few_rows_with_partial_results_need_little_room():
     plan = check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL, tile_rows=32, pieces=4)
     assert (plan.shelves, plan.shelved) == (3, range(32))
     assert check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL).shelved == range(0)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_a_wide_fragment_is_cut_by_itself(pieces):
+    mask = parse_mask("longformer:window=8,global=20", 300)
+    plan = check_plan(mask, 300, Order.WIDE_APART, tile_rows=64, chunk=64, pieces=pieces)
+    natural = check_plan(mask, 300, Order.NATURAL, tile_rows=64, chunk=64)
+    assert plan.wide
+    assert not natural.wide
+    wide = plan.headers[0, :, 2] != FINAL
+    assert wide.sum() == 2 * pieces
+    assert (plan.partial_items, plan.shelves) == (2 * (pieces - 1), pieces - 1)
+    assert plan.headers[0, ~wide, 0].max() < natural.headers[0, :, 0].max()
+    # Of a wide item's chunk each fragment multiplies a quarter, of the same rows in a natural tile all.
+    assert kept_groups(plan.words[0, wide]).sum(axis=(-2, -1)).max() == 1
+    assert kept_groups(natural.words[0]).sum(axis=(-2, -1)).max() == 4
 
 
 orders = st.sampled_from(Order)

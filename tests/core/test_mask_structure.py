@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from atoffer_rl.mask_structure import BLOCK_SIZES, mask_structure
+from atoffer_rl.mask_structure import BLOCK_SIZES, mask_structure, mixing_within
 from atoffer_rl.masks import parse_mask
 
 
@@ -19,9 +19,17 @@ def test_it_counts_what_the_mask_keeps(name):
         assert block_density == pytest.approx(np.mean(blocks))
 
 
+@pytest.mark.parametrize("name", ["dense", "causal", "strided:stride=3", "sliding:window=0", "document:lengths=1/5/17"])
+def test_rows_that_have_something_to_weigh(name):
+    mask = parse_mask(name, 23)
+    keep = mask.keep(23)[0]
+    assert mixing_within(mask, 23).tolist() == [(keep[:n, :n].sum(axis=1) > 1).sum() for n in range(24)]
+
+
 def test_batched_masks_are_averaged(tmp_path):
     array = np.zeros((2, 16, 16), bool)
     array[0] = True
     np.save(tmp_path / "mask.npy", array)
     found = mask_structure(parse_mask(f"file:{tmp_path / 'mask.npy'}", 16), 16)
     assert found.density == found.block_density[0] == found.tile_columns[0] == 0.5
+    assert mixing_within(parse_mask(f"file:{tmp_path / 'mask.npy'}", 16), 16)[16] == 8

@@ -3,12 +3,14 @@
 import gzip
 import json
 import math
+import os
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from atoffer_rl import records
 from atoffer_rl.device import H100
 from atoffer_rl.errors import NotRecorded, SchemeError, StoreError
 from atoffer_rl.records import (
@@ -20,6 +22,7 @@ from atoffer_rl.records import (
     recorded_tables,
     save_table,
     table_for,
+    table_paths,
 )
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme
@@ -95,9 +98,11 @@ def toy_latencies() -> dict[Choice, float]:
 def test_choices_read_back_as_they_print() -> None:
     for choice in (Choice(Run(2, 5), "gather", (("a", 1), ("b", -2))), Choice(Run(0, 0), "chain")):
         assert parse_choice(str(choice)) == choice
-    for text in ("", "[1]:x", "[1,2]:x(a)", "[1,2]:x(a=b)"):
-        with pytest.raises(SchemeError):
+    digits = "9" * 5000
+    for text in ("", "[1]:x", "[1,2]:x(a)", "[1,2]:x(a=b)", f"[1,{digits}]:x", f"[1,2]:x(a={digits})", "x" * 10**6):
+        with pytest.raises(SchemeError) as error:
             parse_choice(text)
+        assert len(str(error.value)) < 300
 
 
 def test_tables_round_trip_and_are_reproducible(tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ def test_damaged_rows(tmp_path: Path) -> None:
     changes += [(0, -1), (0, True), (0, 1000), (1, "[5,3]:toy(p=1)"), (1, "[0,0]:toy(p=1,p=2)"), (1, "[0,15]:toy(p=1)")]
     changes += [(6, ["1", 0, 0]), (6, [0, True, 0]), (6, [0, 0, 1e308]), (6, [0, 0, 0, 0]), (7, ["x", 0]), (7, [0])]
     damaged = [json.dumps([*row[:place], value, *row[place + 1 :]]) for place, value in changes]
-    for line in (*damaged, "[" * 100_000, "", "{}", "[1, 2]"):
+    for line in (*damaged, "[" * 100_000, "[" * 500 + "]" * 500, "", "{}", "[1, 2]"):
         path.write_bytes(gzip.compress(f"{header}\n{line}\n".encode()))
         with pytest.raises(StoreError, match=r"line 2 .*record it again") as error:
             load_table(path)
@@ -181,6 +186,27 @@ def test_what_a_file_is_is_told_plainly(tmp_path: Path) -> None:
             load_table(path)
         assert "b'" not in str(error.value)
         assert "damaged (" not in str(error.value)
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl.gz")
+    for path in (*table_paths(tmp_path), Path("/dev/zero"), tmp_path):
+        with pytest.raises(StoreError, match="choose a regular file"):
+            load_table(path)
+
+
+def test_no_more_is_read_than_a_table_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    save_table(toy_table(), path)
+    size = len(gzip.decompress(path.read_bytes()))
+    monkeypatch.setattr(records, "MOST_BYTES", size)
+    assert len(load_table(path).trials) == len(toy_table().trials)
+    monkeypatch.setattr(records, "MOST_BYTES", size - 1)
+    with pytest.raises(StoreError, match=f"holds over {size - 1} bytes"):
+        load_table(path)
+    monkeypatch.setattr(records, "MOST_BYTES", path.stat().st_size - 1)
+    with pytest.raises(StoreError, match="choose another file"):
+        load_table(path)
 
 
 def test_a_table_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path) -> None:

@@ -61,6 +61,25 @@ def test_a_long_mistake_is_not_quoted_whole():
     assert len(str(failure.value)) < 300
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"segments": [{"run": [10**5000, 14], "template": "chain", "parameters": {}}]},
+        {"segments": [{"run": [0, 14], "template": "chain", "parameters": {"rows": 10**5000}}]},
+        {"segments": [{"run": [0, 14], "template": "chain", "parameters": {"rows": 2**63}}]},
+        {"segments": [{"run": [0, 14], "template": 10**5000, "parameters": {}}]},
+        {"segments": [{"run": [0, 14], "template": "chain", "parameters": {}}], "execution": 10**5000},
+    ],
+    ids=["run", "parameter", "large parameter", "template", "execution"],
+)
+def test_numbers_that_are_too_large_are_refused(value):
+    with pytest.raises(SchemeError) as failure:
+        Scheme.from_json(value)
+    assert len(str(failure.value)) < 300
+    with pytest.raises(SchemeError, match=r"segment <Run too large to show> must lie in operators 0 to 14"):
+        Scheme((Choice(Run(0, 10**5000), "chain"),))
+
+
 def test_words():
     choice = Choice(Run(2, 6), "rowwise", (("warps", 4),))
     assert str(choice) == "[2,6]:rowwise(warps=4)"

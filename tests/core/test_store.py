@@ -309,12 +309,21 @@ def test_a_killed_writer_loses_nothing_that_was_committed(tmp_path: Path) -> Non
     assert found[: last + 1] == [index + 1.0 for index in range(last + 1)]
 
 
-@pytest.mark.parametrize(
-    "text", ["x", "{}", "[]", "null", '{"choice": 3, "scheme": null}', "[" * 100_000, "status", "latency"]
-)
+DEEP = "[" * 500 + "]" * 500
+"""More deeply nested than what reads it minds, but not than what writes it."""
+
+
+NO_TRIALS = ["x", "{}", "[]", "null", '{"choice": 3, "scheme": null}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", [*NO_TRIALS, "status", "latency", "detail", "max_error"])
 def test_rows_that_are_no_trials(tmp_path: Path, text: str) -> None:
     if text in ("status", "latency"):
         text = json.dumps(segment_trial().to_json() | {"status": "crashed", f"{text}_us": 1.0})
+    elif text == "detail":
+        text = json.dumps(segment_trial().to_json() | {"detail": {"a": "DEEP"}}).replace('"DEEP"', DEEP)
+    elif text == "max_error":
+        text = json.dumps(segment_trial().to_json() | {"max_error": 10**400})
     path, lines = tmp_path / "store.db", tmp_path / "trials.jsonl"
     Store(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -448,7 +457,7 @@ def test_zeroed_pages_are_told_plainly(tmp_path: Path, begin: int, end: int) -> 
         assert "***" not in one_line(error)
 
 
-@pytest.mark.parametrize("header", ["{", b"x", 3])
+@pytest.mark.parametrize("header", ["{", b"x", 3, f'{{"a": {DEEP}}}'])
 def test_headers_of_tables_that_are_none(tmp_path: Path, header: object) -> None:
     with Store(tmp_path / "s.db") as store:
         store._connection.execute("INSERT INTO tables VALUES ('t', ?)", (header,))

@@ -1,18 +1,19 @@
 """Workloads: canonical, hashable, round-trip through JSON, and refuse what is no layer."""
 
 import json
-from dataclasses import fields, replace
+import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoffer_rl import workload as workload_module
+from atoffer_rl import mask_file
 from atoffer_rl.errors import AtofferError, MaskError, WorkloadError
 from atoffer_rl.run import Run
 from atoffer_rl.signature import signature
-from atoffer_rl.workload import ACTIVATIONS, OPTIONAL_FIELDS, Workload
+from atoffer_rl.workload import ACTIVATIONS, FIELD_NAMES, OPTIONAL_FIELDS, Workload
 
 workloads = st.builds(
     Workload,
@@ -96,6 +97,34 @@ def test_bad_workloads(field, value, says):
         Workload.from_json(Workload(batch=32).to_json() | {field: value})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        (10**5000, 1, "not a workload: <int too large to show> unknown"),
+        ("batch", -(10**5000), "batch must be a positive whole number, not <int too large to show>"),
+        ("seq_len", 10**5000, "seq_len must be at most 32768, not <int too large to show>"),
+        ("heads", 10**5000, "reduce heads, head_dim or ffn_dim"),
+        ("layers", 10**5000, "layers must be at most 10000, not <int"),
+        ("epsilon", 10**5000, "epsilon must be a number from 0 to 1, not <int"),
+        ("activation", [10**5000], "activation must be one of gelu, gelu_tanh, relu, not <list"),
+        ("dtype", "x" * 10**6, "dtype must be one of"),
+        ("mask", 10**5000, "mask must be text"),
+        ("lengths", 10**5000, "lengths must be text"),
+        ("lengths", "x" * 10**6, "unknown lengths"),
+        ("lengths", f"uniform:{'x' * 10**6}", "has no parameter"),
+        ("lengths", f"uniform:longest={'9' * 5000}", "must be a whole number from 0 to seq_len"),
+        ("packed", 10**5000, "packed must be true or false, not <int"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "large",
+)
+def test_values_that_are_too_large_to_show(field, value, says):
+    with pytest.raises(WorkloadError) as caught:
+        Workload.from_json(Workload(batch=32).to_json() | {field: value})
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
 def test_a_score_matrix_may_be_larger_than_what_is_indexed():
@@ -106,9 +135,31 @@ def test_a_mask_may_not(tmp_path, monkeypatch):
     np.save(tmp_path / "keep.npy", np.ones((2, 40, 40), bool))
     sizes = {"batch": 2, "seq_len": 40, "heads": 1, "head_dim": 8, "ffn_dim": 8}
     Workload(mask=f"file:{tmp_path / 'keep.npy'}", **sizes)
-    monkeypatch.setattr(workload_module, "MAX_INDEX", 2 * 40 * 40 - 1)
+    monkeypatch.setattr(mask_file, "MAX_ELEMENTS", 2 * 40 * 40 - 1)
     with pytest.raises(MaskError, match="reduce batch or seq_len"):
         Workload(mask=f"file:{tmp_path / 'keep.npy'}", **sizes)
+
+
+def test_workloads_of_two_contents_of_a_mask_file_differ(tmp_path):
+    path = tmp_path / "keep.npy"
+    sizes = {"batch": 2, "seq_len": 40, "heads": 1, "head_dim": 8, "ffn_dim": 8, "mask": f"file:{path}"}
+    np.save(path, np.ones((40, 40), bool))
+    before = Workload(**sizes)
+    assert before == Workload(**sizes)
+    assert hash(before) == hash(Workload(**sizes))
+    np.save(path, np.tri(40, dtype=bool))
+    after = Workload(**sizes)
+    assert len({before, after, Workload(**sizes)}) == 2
+    assert before.key != after.key
+    assert before.to_json() == after.to_json() == Workload.from_json(after.to_json()).to_json()
+    assert after.mask_spec.keep(40).sum() == 820
+    with pytest.raises(MaskError, match="changed while it was in use"):
+        replace(before, batch=1)
+    with pytest.raises(MaskError, match="changed while it was in use"):
+        pickle.loads(pickle.dumps(before)).mask_spec.keep(40)
+    assert replace(before, mask="causal") == replace(after, mask="causal")
+    np.save(tmp_path / "other.npy", np.eye(40, dtype=bool))
+    assert replace(before, mask=f"file:{tmp_path / 'other.npy'}").mask_spec.keep(40).sum() == 40
 
 
 @pytest.mark.parametrize("value", [None, [], "strided", 3])
@@ -148,7 +199,7 @@ def test_packed_sequences_make_another_workload():
         assert signature(packed, run) != signature(padded, run)
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Workload) if field.name not in OPTIONAL_FIELDS])
+@pytest.mark.parametrize("field", [name for name in FIELD_NAMES if name not in OPTIONAL_FIELDS])
 def test_every_field_but_the_optional_must_be_there(field):
     lacking = {name: value for name, value in Workload().to_json().items() if name != field}
     with pytest.raises(WorkloadError, match=f"{field} missing"):

@@ -235,7 +235,7 @@ def test_the_docstring_has_gymnasiums_headings():
         ({"ledgers": None}, "ledgers must be a list of ledgers, not None"),
         ({"ledger": 3}, "a ledger is needed"),
         ({"ledgers": [3]}, "a ledger is needed"),
-        *(({"units": value}, "units must be a whole number") for value in (-1, 1.5, "many", float("nan"))),
+        *(({"units": value}, "units must be a whole number") for value in (-1, 1.5, "many", float("nan"), 10**400)),
         *(({"seconds": value}, "seconds must be a number") for value in (-1, "long", float("nan"), 10**400)),
     ],
     ids=str,
@@ -252,6 +252,15 @@ def test_wrong_options(env, options):
     with pytest.raises(WorkloadError):
         env.reset(options=options)
     env.reset(options={"workload": WORKLOAD.to_json()})
+
+
+def test_an_action_that_is_too_large_to_show(env):
+    env.reset()
+    _, reward, done, _, info = env.unwrapped.step(10**5000)
+    assert (done, info["illegal"], info["action"]) == (True, True, "illegal option <int too large to show>")
+    assert reward < 0
+    with pytest.raises(WorkloadError, match="not <int too large to show>"):
+        env.unwrapped.reset(options={10**5000: 3})
 
 
 @pytest.mark.parametrize("action", [1.5, "1", None, np.zeros(2, int)], ids=str)

@@ -1,6 +1,6 @@
 import pytest
 
-from atoffer_rl.errors import BudgetSpent, SchemeError, WorkloadError
+from atoffer_rl.errors import AtofferError, BudgetSpent, SchemeError, WorkloadError
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
@@ -112,6 +112,13 @@ def test_a_ledger_is_of_a_workload_and_a_measurer(table):
         Ledger(None, ReplayMeasurer(table))
     with pytest.raises(WorkloadError, match="what open_measurer gives, not 5"):
         Ledger(WORKLOAD, 5)
+
+
+@pytest.mark.parametrize("budget", ["units", "seconds"])
+@pytest.mark.parametrize("value", [10**5000, -(10**5000), [10**5000]], ids=["large", "small", "list"])
+def test_a_budget_that_is_too_large_to_show(table, budget, value):
+    with pytest.raises(AtofferError, match=f"{budget} must be a"):
+        Ledger(WORKLOAD, ReplayMeasurer(table), **{budget: value})
 
 
 def test_infinite_seconds_are_no_limit(table):

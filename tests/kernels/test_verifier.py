@@ -3,14 +3,15 @@
 import ctypes
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from atoffer_rl.kernels import verifier
 from atoffer_rl.kernels.inputs import Inputs
 from atoffer_rl.kernels.reference import run_reference
-from atoffer_rl.kernels.verifier import Verifier, kept_bytes
-from atoffer_rl.kernels.verify import EAGER_ERROR
+from atoffer_rl.kernels.verifier import Case, Verifier, idle_factor, kept_bytes
+from atoffer_rl.kernels.verify import EAGER_ERROR, ENOUGH_ELEMENTS
 from atoffer_rl.run import Run
 from atoffer_rl.workload import Workload
 
@@ -143,6 +144,51 @@ def test_small_results_take_eagers_error_over_more_draws(honest, monkeypatch):
     errors = [(eager_error(8, seed), eager_error(1, seed)) for seed in range(3)]
     assert all(many >= one for many, one in errors)
     assert any(many > one for many, one in errors)
+
+
+LARGE = Workload(batch=2, seq_len=64, heads=16, head_dim=32, ffn_dim=32, layers=1, dtype="float32")
+"""Its results of attention have exactly as many elements as are enough."""
+
+
+def rows_of(*counts):
+    """A mask whose rows keep so many columns each, in turn; the others keep none."""
+    columns = np.arange(64)
+    return np.stack([columns < count for count in counts] + [columns < 0] * (64 - len(counts)))
+
+
+@pytest.mark.parametrize(
+    ("keep", "draws"),
+    [
+        (rows_of(*range(64)), 1),
+        (rows_of(*[2] * 64), 1),
+        (rows_of(*[2] * 32), 2),
+        (rows_of(5, 5), 8),
+        (rows_of(5, *[1] * 63), 8),
+        (rows_of(1, 1), 1),
+        (rows_of(), 1),
+        (np.stack([rows_of(*[2] * 64), rows_of()]), 2),
+    ],
+)
+def test_elements_of_rows_that_mix_nothing_are_not_counted(tmp_path, keep, draws):
+    np.save(tmp_path / "mask.npy", keep)
+    workload = replace(LARGE, mask=f"file:{tmp_path / 'mask.npy'}")
+    assert LARGE.rows * LARGE.width == ENOUGH_ELEMENTS
+    assert len(Case(workload, ATTENTION, Inputs.RANDOM, 0, CPU, False)._eager_errors) == draws - 1
+    assert len(Case(workload, Run(7, 7), Inputs.RANDOM, 0, CPU, False)._eager_errors) == 0
+
+
+@pytest.mark.parametrize("mask", ["dense", "causal", "strided", "fixed", "sliding", "longformer", "bigbird"])
+def test_of_ordinary_masks_every_element_counts(mask):
+    assert idle_factor(Workload(seq_len=64, mask=mask), ATTENTION) == 1
+    assert idle_factor(Workload(seq_len=1024, mask=mask), Run(0, 14)) == 1
+
+
+def test_rows_beyond_a_length_are_not_counted():
+    padded = replace(LARGE, mask="causal", lengths="list:64/9")
+    assert idle_factor(padded, ATTENTION) == idle_factor(replace(padded, packed=True), ATTENTION) == 2
+    assert idle_factor(replace(padded, lengths="list:3/0"), Run(4, 6)) == 64
+    assert idle_factor(replace(padded, lengths="list:0/1"), ATTENTION) == 1
+    assert idle_factor(padded, Run(2, 2)) == idle_factor(padded, Run(8, 9)) == 1
 
 
 @pytest.mark.parametrize("workload", [SMALL, PADDED, PACKED])

@@ -23,12 +23,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
+VERIFYING = ".verified.json.partial"
 FORMAT = 2
 BEST, SAFE = "best", "safe"
+MOST_MANIFEST_BYTES, MOST_FILE_BYTES = 2**26, 2**32
 _CUDA_DEVICES = (2, 13)
 _DTYPES = {(0, 32): "int32", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
 
@@ -281,15 +283,26 @@ class Encoder:
             return _LibraryCall(_load_library_call(self.folder, segment))
         import cupy
 
-        function = cupy.RawModule(path=str(self._cubin(segment["name"]))).get_function(segment["entry"])
-        if segment["shared_bytes"] > 48 * 1024:
-            function.max_dynamic_shared_size_bytes = segment["shared_bytes"]
+        function = self._function(segment)
         driver, capability = _driver_launch(self.folder), int(cupy.cuda.Device().compute_capability)
         overlaps = segment["overlaps"] and capability >= driver.OVERLAPPING_CAPABILITY
         call = driver.DriverLaunch(
             function.kernel.ptr, segment["grid"], segment["block"], segment["shared_bytes"], overlaps
         )
         return _Kernel(segment["entry"], function, call, tuple(segment["arguments"]))
+
+    def _function(self, segment: dict[str, Any]) -> Any:
+        """The kernel's function, as CuPy loads it."""
+        import cupy
+
+        path, needed = self._cubin(segment["name"]), segment["shared_bytes"]
+        try:
+            function = cupy.RawModule(path=str(path)).get_function(segment["entry"])
+            if needed > 48 * 1024:
+                function.max_dynamic_shared_size_bytes = needed
+        except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
+            raise ExportError(f"{path} does not run on this GPU ({error}): export again with its own --arch") from error
+        return function
 
     def _cubin(self, name: str) -> Path:
         import cupy
@@ -340,33 +353,110 @@ def _load_plan(path: Path) -> Any:
     return np.load(path, allow_pickle=False)
 
 
+_NONE = type(None)
+_KERNEL_FORM = {"kind": "kernel", "name": str, "entry": str, "grid": [int], "block": [int], "shared_bytes": int} | {
+    "overlaps": bool,
+    "arguments": [str],
+}
+_OPERAND_FORM = {"tensor": str, "transposed": bool} | dict.fromkeys(
+    ("rows", "columns", "leading", "offset", "outer_stride", "inner_stride"), int
+)
+_LIBRARY_FORM = {
+    "kind": "library",
+    "program": dict.fromkeys(("a", "b", "result"), _OPERAND_FORM)
+    | dict.fromkeys(("epilogue", "dtype", "result_dtype"), str)
+    | {"addend": (_NONE, _OPERAND_FORM), "bias": (_NONE, str), "scale": float, "batch": [int], "algorithm": int},
+    "algorithm": (_NONE, {"library": str, "algorithm": str}),
+}
+_SCHEME_FORM = {
+    "segments": [(_KERNEL_FORM, _LIBRARY_FORM)],
+    "buffers": {...: {"offset_bytes": int, "size_bytes": int}},
+    "peak_bytes": int,
+}
+_MANIFEST_FORM = {
+    "format": int,
+    "workload": dict.fromkeys(("batch", "seq_len", "heads", "head_dim", "layers"), int)
+    | {"dtype": str, "activation": str, "epsilon": float},
+    "tensors": {...: [int]},
+    "weights": [str],
+    "mask": str,
+    "lengths": (_NONE, {"shortest": [int], "longest": [int], "timed": [int]}),
+    "packed": bool,
+    "archs": [str],
+    "plan": {...: str},
+    "scratch_bytes": {...: int},
+    "schemes": dict.fromkeys((BEST, SAFE), _SCHEME_FORM),
+    "files": {...: str},
+}
+"""What is read of a manifest, as `_fits` compares it."""
+
+
+def _fits(value: Any, form: Any) -> bool:
+    """Whether `value`, read from JSON, has a form.
+
+    A form is a type, a text, alternatives (a, b), a list's [items], an object's fields {name: form} or all that is in
+    it {...: form}.
+    """
+    if isinstance(form, tuple):
+        return any(_fits(value, alternative) for alternative in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
+    if isinstance(form, dict) and isinstance(value, dict):
+        forms = dict.fromkeys(value, form[...]) if ... in form else form
+        return all(name in value and _fits(value[name], forms[name]) for name in forms)
+    return value == form if isinstance(form, str) else type(value) is form
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`, after its own and every file's checksum were proved.
 
     Raises:
         ExportError: Naming the first file that is missing or altered.
     """
+    path = folder / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        if manifest["format"] != FORMAT:
-            raise ExportError(f"{folder / MANIFEST} has format {manifest['format']}; this runtime reads {FORMAT}")
-        files, whole = dict(manifest["files"]), manifest["checksum"] == manifest_checksum(manifest)
+        with _open(path, MOST_MANIFEST_BYTES) as file:
+            manifest: dict[str, Any] = json.load(file)
+        found, whole = manifest["format"], manifest["checksum"] == manifest_checksum(manifest)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ExportError(f"{folder / MANIFEST} is missing or damaged: export again") from error
+        raise ExportError(f"{path} is missing or damaged: export again") from error
+    if type(found) is int and found != FORMAT:
+        raise ExportError(f"{path} has format {found}; this runtime reads {FORMAT}")
     if not whole:
-        raise ExportError(f"{folder / MANIFEST} is altered: export again")
-    for name, checksum in files.items():
+        raise ExportError(f"{path} is altered: export again")
+    if not _fits(manifest, _MANIFEST_FORM) or not _read_files(manifest) <= manifest["files"].keys():
+        raise ExportError(f"{path} is damaged: export again")
+    for name, checksum in manifest["files"].items():
         if _file_checksum(folder / name) != checksum:
             raise ExportError(f"{folder / name} is missing or altered: export again")
     return manifest
 
 
-def _file_checksum(path: Path) -> str:
-    """Empty where there is no file to read."""
+def _read_files(manifest: dict[str, Any]) -> set[str]:
+    """The files that are read as the manifest says."""
+    segments = [segment for scheme in manifest["schemes"].values() for segment in scheme["segments"]]
+    kernels = {segment["name"] for segment in segments if segment["kind"] == "kernel"}
+    cubins = {f"cubin/{arch}/{name}.cubin" for arch in manifest["archs"] for name in kernels}
+    return {manifest["mask"], *manifest["plan"].values(), *cubins}
+
+
+def _open(path: Path, most_bytes: int) -> BinaryIO:
+    """`path`, if it is a regular file of up to `most_bytes`: one could read a pipe or device for ever."""
+    if not path.is_file() or path.stat().st_size > most_bytes:
+        raise OSError(f"{path} is no file of an export")
+    return path.open("rb")
+
+
+def _file_checksum(path: Path) -> str | None:
+    """None where there is no file to read."""
+    digest = hashlib.sha256()
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with _open(path, MOST_FILE_BYTES) as file:
+            while piece := file.read(2**20):
+                digest.update(piece)
     except (OSError, ValueError):
-        return ""
+        return None
+    return digest.hexdigest()
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> str:
@@ -376,12 +466,22 @@ def manifest_checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def settled_scheme(folder: Path) -> str:
-    """The scheme that `verify` settled on; the best where it has not run."""
-    try:
-        scheme = json.loads((folder / VERIFIED).read_text())["scheme"]
-    except (OSError, ValueError, KeyError, TypeError):
+    """The scheme that `verify` settled on; the best where it has not run.
+
+    Raises:
+        ExportError: If what it wrote is damaged.
+    """
+    path = folder / VERIFIED
+    if not path.exists():
         return BEST
-    return scheme if scheme in (BEST, SAFE) else BEST
+    try:
+        with _open(path, MOST_MANIFEST_BYTES) as file:
+            scheme = json.load(file)["scheme"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        scheme = None
+    if scheme not in (BEST, SAFE):
+        raise ExportError(f"{path} is damaged: verify again")
+    return str(scheme)
 
 
 def main() -> int:
@@ -404,6 +504,9 @@ def main() -> int:
     except MemoryError:
         print("error: not enough GPU memory: free some, or export for a smaller batch", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was settled", file=sys.stderr)
+        return 130
     print(json.dumps(result) if options.json else result["summary"])
     return 0 if result["usable"] else 1
 

@@ -17,27 +17,10 @@ from atoffer_rl.errors import CompileError, ExportError, SchemeError
 from atoffer_rl.kernels.export.payload import runtime
 from atoffer_rl.kernels.export.writer import Export, check_folder, write_export
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.kernels.registry import template_choices
 from atoffer_rl.liveness import plan_buffers
-from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
-
-SMALL = Workload(batch=2, seq_len=24, heads=2, head_dim=32, ffn_dim=64, layers=2)
-
-
-def fused(workload: Workload) -> Scheme:
-    """A scheme with a generated kernel of every kind and a library call."""
-    wanted = [(0, 1, "cublaslt"), (2, 6, "gather"), (7, 8, "gemm"), (9, 9, "chain"), (10, 11, "gemm")]
-    wanted += [(12, 13, "cublaslt"), (14, 14, "chain")]
-    return Scheme(tuple(template_choices(name, workload, Run(a, b))[0] for a, b, name in wanted))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export of the small workload."""
-    made = tmp_path_factory.mktemp("export") / "scheme"
-    return write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), made)
+from tests.kernels.export.small import SMALL, fused
 
 
 def test_every_file_is_in_the_manifest_with_its_checksum(folder: Path) -> None:
@@ -148,7 +131,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(folder: Path, tmp_path: 
         write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), tmp_path / "mine")
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"files": 3}', '{"files": []}'])
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"files": 3}', '{"files": []}', "[" * 100_000, "9" * 5000])
 def test_another_program_s_manifest_is_no_export(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
     (tmp_path / "precious.txt").write_text("x")
@@ -166,6 +149,16 @@ def test_a_manifest_that_names_a_user_s_files_is_no_export(tmp_path: Path, forma
         with pytest.raises(ExportError, match="choose another folder"):
             check_folder(tmp_path)
     assert (tmp_path / "precious.txt").read_text() == "x"
+
+
+def test_a_manifest_of_another_form_is_no_export(tmp_path: Path) -> None:
+    for files in ([[1, 2]], [{}], ["precious.txt"], "precious.txt", 3, None):
+        manifest = {"made_with": "atoffer_rl 9", "files": files}
+        sealed = manifest | {"checksum": runtime.manifest_checksum(manifest)}
+        (tmp_path / "manifest.json").write_text(json.dumps(sealed))
+        (tmp_path / "precious.txt").touch()
+        with pytest.raises(ExportError, match="choose another folder"):
+            check_folder(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "dangling", "compiled"])
@@ -202,9 +195,29 @@ def test_an_earlier_export_stays_where_the_new_one_cannot_take_its_place(
     assert list(tmp_path.iterdir()) == [copy]
 
 
+@pytest.mark.parametrize("name", ["copy", "export"])
+def test_an_interrupt_between_two_exports_leaves_one_of_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> None:
+        rename(path, target)
+        if path.name == name:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_export(Export(SMALL, fused(SMALL), H100, ("sm_90a",), {}), copy)
+    assert runtime.read_manifest(copy)
+    assert list(tmp_path.iterdir()) == [copy]
+
+
 def test_what_a_user_put_into_an_export_is_kept(folder: Path) -> None:
     check_folder(folder)
-    (folder / "verified.json").write_text("{}")
+    for name in (runtime.VERIFIED, runtime.VERIFYING):
+        (folder / name).write_text("{}")
     check_folder(folder)
     (folder / "notes.txt").write_text("x")
     try:
@@ -212,7 +225,8 @@ def test_what_a_user_put_into_an_export_is_kept(folder: Path) -> None:
             check_folder(folder)
     finally:
         (folder / "notes.txt").unlink()
-        (folder / "verified.json").unlink()
+        (folder / runtime.VERIFIED).unlink()
+        (folder / runtime.VERIFYING).unlink()
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/atoffer"])
@@ -222,78 +236,16 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_made(tmp_path
         check_folder(tmp_path / place)
 
 
-def test_an_arch_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CompileError, match="no 'sm_1': name an arch such as sm_90a"):
-        write_export(Export(SMALL, fused(SMALL), H100, ("sm_1",), {}), tmp_path / "x")
+def test_an_arch_that_the_compiler_does_not_know_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="no 'sm_99': name an arch such as sm_90a"):
+        write_export(Export(SMALL, LegalSpace(SMALL).unfused, H100, ("sm_99",), {}), tmp_path / "x")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100a"])
-def test_an_arch_without_a_kernels_instructions_is_refused(tmp_path: Path, arch: str) -> None:
-    workload = Workload(batch=2, seq_len=64, heads=2, head_dim=64, ffn_dim=64, layers=2)
-    (blocks, *_) = template_choices("block", workload, Run(2, 6))
-    others = [choice for choice in fused(workload).choices if choice.run != blocks.run]
-    scheme = Scheme((others[0], blocks, *others[1:]))
-    with pytest.raises(ExportError, match=f"block.* does not run on {arch}: warpgroup products"):
-        write_export(Export(workload, scheme, H100, ("sm_90a", arch), {}), tmp_path / "x")
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_arch_that_the_runtime_does_not_find_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="a family such as sm_100f"):
-        write_export(Export(SMALL, fused(SMALL), H100, ("sm_100f",), {}), tmp_path / "x")
 
 
 def test_illegal_scheme_is_refused(tmp_path: Path) -> None:
     other = Workload(batch=2, seq_len=24, heads=2, head_dim=32, ffn_dim=64, layers=2, dtype="float32")
     with pytest.raises(SchemeError, match="not legal"):
         write_export(Export(other, fused(SMALL), H100, ("sm_90a",), {}), tmp_path / "x")
-
-
-def test_runtime_reads_what_is_whole_and_names_what_is_not(folder: Path, tmp_path: Path) -> None:
-    assert runtime.read_manifest(folder)["format"] == runtime.FORMAT
-    copy = write_export(Export(SMALL, LegalSpace(SMALL).unfused, H100, ("sm_90a",), {}), tmp_path / "copy")
-    victim = next((copy / "cubin/sm_90a").iterdir())
-    victim.write_bytes(victim.read_bytes()[:-1])
-    with pytest.raises(runtime.ExportError, match=victim.name):
-        runtime.read_manifest(copy)
-    whole = json.loads((copy / "manifest.json").read_text())
-    unsealed = {name: value for name, value in whole.items() if name != "checksum"}
-    for content in ("{", "[]", "[" * 100_000, "{}", json.dumps(unsealed), json.dumps(whole | {"files": 3})):
-        (copy / "manifest.json").write_text(content)
-        with pytest.raises(runtime.ExportError, match="damaged"):
-            runtime.read_manifest(copy)
-
-
-def test_whatever_is_altered_in_a_manifest_is_noticed(folder: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    whole = json.loads((copy / "manifest.json").read_text())
-    for name in whole.keys() - {"format", "files", "checksum"}:
-        lacking = {field: value for field, value in whole.items() if field != name}
-        for altered in (lacking, whole | {name: 5}):
-            (copy / "manifest.json").write_text(json.dumps(altered))
-            with pytest.raises(runtime.ExportError, match="altered"):
-                runtime.read_manifest(copy)
-    whole["schemes"]["best"]["segments"][0]["grid"] = [1, 1, 1]
-    (copy / "manifest.json").write_text(json.dumps(whole))
-    with pytest.raises(runtime.ExportError, match="altered"):
-        runtime.read_manifest(copy)
-
-
-def test_a_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    (copy / "plan/mask.npy").unlink()
-    (copy / "plan/mask.npy").mkdir()
-    with pytest.raises(runtime.ExportError, match=r"mask\.npy is missing or altered"):
-        runtime.read_manifest(copy)
-
-
-def test_scheme_settled_by_verify_is_used(tmp_path: Path) -> None:
-    assert runtime.settled_scheme(tmp_path) == "best"
-    (tmp_path / "verified.json").write_text('{"scheme": "safe"}')
-    assert runtime.settled_scheme(tmp_path) == "safe"
-    (tmp_path / "verified.json").write_text('{"scheme": ')
-    assert runtime.settled_scheme(tmp_path) == "best"
 
 
 def test_export_imports_nothing_of_the_package(folder: Path) -> None:
@@ -319,6 +271,27 @@ def test_programs_end_with_one_line_where_cupy_is_missing(folder: Path, program:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: needs CuPy: pip install cupy-cuda13x")
+    assert done.stderr.count("\n") == 1
+
+
+INTERRUPTED = """
+import runpy, sys, types
+class Pressed(types.ModuleType):
+    def __getattr__(self, name):
+        raise KeyboardInterrupt
+sys.modules["verification"] = sys.modules["reference"] = Pressed("pressed")
+sys.path.insert(0, sys.argv[1])
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.path[0] + "/" + sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_end_with_one_line_where_they_are_interrupted(folder: Path, program: tuple[str, ...]) -> None:
+    words = [sys.executable, "-c", INTERRUPTED, str(folder), *program]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr.startswith("error: interrupted")
     assert done.stderr.count("\n") == 1
 
 

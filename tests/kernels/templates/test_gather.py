@@ -30,6 +30,7 @@ from tests.kernels.templates.gather_choices import (
     PIECES,
     RUNS,
     SMALL,
+    SMALL_WIDE,
     choice_of,
     possible_choice,
 )
@@ -119,7 +120,8 @@ def test_launch_covers_every_item():
         ({"slots": 0}, "at least 1"),
         ({"blocks": 0}, "at least 1"),
         ({"pieces": 0}, "at least 1"),
-        ({"order": 4}, "order must be one of 0, 1, 2, 3"),
+        ({"order": 5}, "order must be one of 0, 1, 2, 3, 4"),
+        ({"order": Order.WIDE_APART}, "no rows need far more columns than most"),
         ({"order": Order.TWO_PASSES, "pieces": 2}, "two passes need"),
         ({"order": Order.TWO_PASSES, "chunk": 32, "step": 32, "warps": 4, "slots": 1}, "chunks in shared memory"),
         ({"chunk": 256, "slots": 4, "copy_warps": 4}, "bytes of shared memory are needed"),
@@ -152,7 +154,7 @@ def test_partial_results_that_31_bits_do_not_index_are_refused():
 @pytest.mark.parametrize("lengths", ["full", "uniform"])
 @pytest.mark.parametrize("order", Order)
 def test_work_counts_the_bytes_of_the_plan(order, lengths):
-    workload = replace(SMALL, lengths=lengths)
+    workload = replace(SMALL_WIDE if order is Order.WIDE_APART else SMALL, lengths=lengths)
     choice = possible_choice(workload, **LOW, order=order)
     plan = gather_plan(workload.mask_spec, workload.seq_len, LOW["tile_rows"], DEFAULT["chunk"], order, 1)
     arrays = TEMPLATE.program(workload, choice).plan().values()
@@ -228,10 +230,13 @@ def test_work_counts_partial_results_twice():
         (Run(1, 6), "float32", 64, {"step": 16, "order": Order.SPLIT}),
         (Run(1, 5), "float32", 128, {"tile_rows": 32, "warps": 2, "chunk": 32, "step": 32}),
         (Run(2, 6), "float32", 32, {"slots": 4, "order": Order.TWO_PASSES}),
+        (Run(2, 6), "float16", 64, {"order": Order.WIDE_APART, "pieces": 2}),
+        (Run(1, 6), "float32", 64, {"order": Order.WIDE_APART, "pieces": 2, "step": 16, "chunk": 32}),
     ],
 )
 def test_compiles(run, dtype, head_dim, values, arch):
-    workload = Workload(dtype=dtype, heads=960 // head_dim, head_dim=head_dim)
+    mask = "longformer" if values.get("order") is Order.WIDE_APART else "strided"
+    workload = Workload(dtype=dtype, heads=960 // head_dim, head_dim=head_dim, mask=mask)
     assert compile_kernel(TEMPLATE.program(workload, possible_choice(workload, run, **values)), arch)
 
 
@@ -255,7 +260,8 @@ def test_device_code_checks_the_shared_memory():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("run", RUNS)
 def test_every_order_on_gpu(run, dtype):
-    workload = Workload(batch=2, seq_len=200, heads=4, head_dim=64, dtype=dtype)
+    strided = Workload(batch=2, seq_len=200, heads=4, head_dim=64, dtype=dtype)
+    workloads = [strided, replace(strided, mask="longformer:window=8,global=16")]
     settings = [
         {"slots": 3},
         {"tile_rows": 16, "warps": 4, "step": 16},
@@ -263,11 +269,11 @@ def test_every_order_on_gpu(run, dtype):
         {**LOW, "chunk": 32, "slots": 5, "blocks": 2, "copy_warps": 2},
         {**LOW, "chunk": 32, "slots": 5, "buffers": 1, "blocks": 2},
     ]
-    orders = [{"order": order} for order in Order] + [{"order": order, "pieces": 3} for order in list(Order)[:3]]
-    tried = [values | order for values, order in product(settings, orders)]
-    possible = [values for values in tried if TEMPLATE.impossible(workload, run, DEFAULT | values, H100) is None]
-    assert {values["order"] for values in possible} == set(Order)
-    assert_all_right([(workload, choice_of(run, **values)) for values in possible])
+    orders = [{"order": order, "pieces": pieces} for order in Order for pieces in (1, 3)]
+    tried = [(workload, DEFAULT | values | order) for workload, values, order in product(workloads, settings, orders)]
+    possible = [(workload, v) for workload, v in tried if TEMPLATE.impossible(workload, run, v, H100) is None]
+    assert {values["order"] for _, values in possible} == set(Order)
+    assert_all_right([(workload, choice_of(run, **values)) for workload, values in possible])
 
 
 @pytest.mark.gpu
@@ -335,6 +341,17 @@ def test_shelves_of_items_in_turn_on_gpu(dtype):
     choice = possible_choice(workload, Run(1, 6), **values)
     assert "kInTurn = true" in TEMPLATE.program(workload, choice).source
     assert_all_right([(workload, choice)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", ["longformer:window=64,global=16", "bigbird:window=64,global=16,random=2,block=16"])
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+def test_wide_items_beside_many_others_on_gpu(pieces, mask):
+    workload = Workload(batch=24, seq_len=1024, mask=mask)
+    settings = [{"slots": 3, "blocks": 2}, {"tile_rows": 128, "warps": 8, "chunk": 128, "copy_warps": 2}]
+    wide = {"order": Order.WIDE_APART, "pieces": pieces}
+    choices = [possible_choice(workload, Run(1, 6), **wide | setting) for setting in settings]
+    assert_all_right([(workload, choice) for choice in choices])
 
 
 @pytest.mark.parametrize("seq_len", [256, 512, 1024])

@@ -18,7 +18,9 @@ from tests.kernels.templates.gather_choices import (
     PIECES,
     RUNS,
     SMALL,
+    SMALL_WIDE,
     STEP_WARPS,
+    WIDE,
     choice_of,
     possible_choice,
 )
@@ -28,8 +30,42 @@ from tests.kernels.templates.gather_choices import (
 @pytest.mark.parametrize("run", RUNS)
 def test_every_order_emulated(assert_emulated, run, order):
     dtype = "float16" if (run.first + run.last + order) % 2 else "bfloat16"
-    workload = replace(SMALL, dtype=dtype)
+    workload = replace(SMALL_WIDE if order is Order.WIDE_APART else SMALL, dtype=dtype)
     assert_emulated(workload, possible_choice(workload, run, **LOW, order=order, slots=3))
+
+
+@pytest.mark.parametrize("residents", [1, 2])
+@pytest.mark.parametrize(
+    ("changes", "values"),
+    [
+        ({}, {"tile_rows": 16, "warps": 1, "step": 16, "pieces": 2, "chunk": 16}),
+        ({"head_dim": 64}, {"pieces": 2, "chunk": 32}),
+        ({"head_dim": 64, "dtype": "bfloat16"}, {"tile_rows": 64, "warps": 4, "pieces": 3, "chunk": 32, "step": 16}),
+        ({"head_dim": 64}, {"tile_rows": 64, "warps": 4, "pieces": 9, "chunk": 16, "step": 16, "buffers": 1}),
+        ({"head_dim": 64, "dtype": "float32"}, {"pieces": 3, "chunk": 16, "step": 16}),
+        ({"head_dim": 40}, {"warps": 4, "step": 16, "pieces": 2}),
+        ({"seq_len": 230, "mask": "longformer:window=8,global=20"}, {"pieces": 5, "chunk": 16, "step": 16}),
+        ({"head_dim": 128, "mask": "bigbird:window=8,global=2,random=1,block=8"}, {"pieces": 2, "chunk": 32}),
+        ({"lengths": "uniform"}, {"pieces": 3, "chunk": 16, "step": 16}),
+        ({"lengths": "uniform", "packed": True}, {"pieces": 2, "chunk": 32}),
+    ],
+)
+def test_wide_items_emulated(assert_emulated, monkeypatch, changes, values, residents):
+    """Pieces: their items are partial, and a wide item merges their shelves, several at once."""
+    if residents > 1:
+        monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)
+    workload = replace(SMALL_WIDE, **changes)
+    choice = possible_choice(workload, Run(2, 6), **{**WIDE, "blocks": residents, **values})
+    kernel = assert_emulated(workload, choice, residents)
+    assert "kWide = true" in kernel.program.source
+
+
+def test_a_mask_without_wide_rows_beside_one_with_them_emulated(assert_emulated, tmp_path):
+    keep = np.repeat(replace(SMALL, mask="sliding:window=8").mask_spec.keep(77), 2, axis=0)
+    keep[1, 5] = True
+    np.save(tmp_path / "mask.npy", keep)
+    workload = replace(SMALL, mask=f"file:{tmp_path / 'mask.npy'}")
+    assert_emulated(workload, possible_choice(workload, Run(2, 6), **WIDE | {"pieces": 2, "chunk": 32}))
 
 
 @pytest.mark.parametrize(
