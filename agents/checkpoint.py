@@ -22,13 +22,13 @@ from atoffer_rl.agents.training_state import check_training_state
 from atoffer_rl.envs.space_hash import check_space_hash
 from atoffer_rl.errors import LogError, PolicyError
 from atoffer_rl.json_text import parse_json
+from atoffer_rl.quote import quote
 from atoffer_rl.whole_file import replacing
 
 FORMAT = "atoffer-policy-1"
 SHIPPED_POLICY = Path(__file__).parent / "policies" / "shipped.zip"
 MAX_BYTES = 2**28
 """A policy takes a few hundred kilobytes; what claims more is not unpacked."""
-LONGEST_NAME = 40
 LARGEST_WEIGHT = 1000.0
 """Weights are of order one; with none beyond this, no activation or squared error overflows."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -115,8 +115,7 @@ def _unpacked(path: Path, content: bytes) -> Checkpoint:
     with _zip_of(path, content) as file:
         about, tensors = parse_json(file.read("about.json")), file.read("tensors.pt")
     if about["format"] != FORMAT:
-        named = str(about["format"])[:LONGEST_NAME]
-        raise PolicyError(f"{path} is of format {named!r}, this version reads {FORMAT}: train it again")
+        raise PolicyError(f"{path} is of format {quote(about['format'])}, this version reads {FORMAT}: train it again")
     _zip_of(path, tensors).close()
     parts = torch.load(io.BytesIO(tensors), map_location="cpu", weights_only=True)
     checkpoint = Checkpoint(

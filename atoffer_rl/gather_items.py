@@ -39,6 +39,8 @@ FINAL, FINAL_WIDE = -1, -2
 NATURAL_TILES = (Order.NATURAL, Order.TWO_PASSES)
 MOST_WASTE = 1.05
 """Columns that a formula may give for one that is needed: reading a few more costs less than reading a list."""
+GROUP_COLUMNS = 16
+"""Columns that one step of a product with 16-bit elements takes in."""
 BLOCK_COLUMNS = 64
 """Columns of a fragment that one word a lane describes: four groups, eight bits each."""
 
@@ -322,7 +324,7 @@ def _wide_tile(part: _Part, fragment: int, tile_rows: int) -> Item:
     fragments = tile_rows // FRAGMENT_ROWS
     rows = _tile_rows(part.rows, fragment * FRAGMENT_ROWS, FRAGMENT_ROWS)
     columns = np.flatnonzero(part.needs[fragment]).astype(np.int32)
-    group = np.arange(len(columns)) // FRAGMENT_ROWS
+    group = np.arange(len(columns)) // GROUP_COLUMNS
     needs = group % fragments == np.arange(fragments)[:, None]
     order = np.arange(tile_rows, dtype=np.int32)
     return Item(np.tile(rows, fragments), order[None], columns, needs[None], (part.keep,))

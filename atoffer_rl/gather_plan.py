@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from atoffer_rl.gather_items import (
     BLOCK_COLUMNS,
     FINAL,
+    FINAL_WIDE,
+    GROUP_COLUMNS,
     ColumnFormula,
     Item,
     gather_layout,
@@ -23,8 +25,6 @@ Places: TypeAlias = NDArray[np.uint8]
 PADDING = -1
 HEADER_WORDS = 4
 WARP_LANES = 32
-GROUP_COLUMNS = 16
-"""Columns that one step of a product with 16-bit elements takes in."""
 GROUP_BITS = 8
 """Of a lane's word, for each group of a block."""
 
@@ -46,7 +46,6 @@ class GatherPlan:
         partial_items: Items of each mask that are partial; they come first.
         shelves: Partial results that a row has at most.
         shelved: Rows between which all lie that have any.
-        wide: Whether there are wide items.
         formula: How rows and columns follow from an item's number, if they do.
     """
 
@@ -59,7 +58,6 @@ class GatherPlan:
     partial_items: int
     shelves: int
     shelved: range
-    wide: bool = False
     formula: ColumnFormula | None = None
 
     @property
@@ -76,6 +74,11 @@ class GatherPlan:
     def kept(self) -> int:
         """Chunks that an item's second pass takes, at most."""
         return int(self.headers[..., 1].max())
+
+    @property
+    def wide(self) -> bool:
+        """Whether there are wide items."""
+        return bool((self.headers[..., 2] == FINAL_WIDE).any())
 
     @property
     def most_merge(self) -> bool:
@@ -126,7 +129,6 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
         partial_items=partial,
         shelves=outline.shelves,
         shelved=outline.shelved,
-        wide=outline.wide,
         formula=layout.formula,
     )
     plan.headers[:, partial:, 2] = FINAL

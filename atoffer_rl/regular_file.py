@@ -2,6 +2,7 @@
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,26 +20,30 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         FileError: If it is a folder, pipe or device, or holds more.
         OSError: If it is not there, or cannot be read.
     """
-    with open_regular(path) as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        if size_bytes > limit_bytes:
-            raise FileError(f"{path} holds over {limit_bytes} bytes: choose another file")
-        return file.read(size_bytes)
+    with open_regular(path, limit_bytes) as file:
+        return file.read(limit_bytes)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, limit_bytes: int | None = None) -> BinaryIO:
     """The regular file `path`, to be read.
 
+    Args:
+        path: The file.
+        limit_bytes: The most that it may hold; None leaves that to whoever reads it.
+
     Raises:
-        FileError: If it is a folder, pipe or device.
+        FileError: If it is a folder, pipe or device, or holds more.
         OSError: If it is not there, or cannot be read.
     """
-    return open(path, "rb", opener=_open_regular)
+    return open(path, "rb", opener=partial(_open_regular, limit_bytes=limit_bytes))
 
 
-def _open_regular(path: str, flags: int) -> int:
+def _open_regular(path: str, flags: int, limit_bytes: int | None) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would wait here
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and (limit_bytes is None or status.st_size <= limit_bytes):
         return descriptor
     os.close(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        raise FileError(f"{path} holds over {limit_bytes} bytes: choose another file")
     raise FileError(f"{path} is a folder, pipe or device: choose a regular file")

@@ -5,7 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from atoffer_rl.gather_plan import GROUP_COLUMNS, kept_groups, lane_words
+from atoffer_rl.gather_items import GROUP_COLUMNS
+from atoffer_rl.gather_plan import kept_groups, lane_words
 from atoffer_rl.mask_plan import Int32, Words
 from atoffer_rl.masks import Keep, Mask
 from atoffer_rl.row_order import FRAGMENT_ROWS

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeAlias
 
 from atoffer_rl.errors import FileError, StoreError
 from atoffer_rl.json_text import parse_json
-from atoffer_rl.regular_file import read_regular
+from atoffer_rl.regular_file import open_regular
 from atoffer_rl.trial import PROTOCOL_VERSION, Answers, Machine, Request, Trial, request_key
 from atoffer_rl.whole_file import is_stream, os_reason, real_path, whole_file
 
@@ -338,9 +338,9 @@ def read_jsonl(path: str | Path) -> Iterator[Trial]:
         StoreError: If the file cannot be read, or a line is no trial of this protocol.
     """
     try:
-        content = io.BytesIO(read_regular(Path(path), MOST_IMPORT_BYTES))
-        for number, line in enumerate(io.TextIOWrapper(content, encoding="utf-8-sig"), 1):
-            yield _checked(path, number, line)
+        with io.TextIOWrapper(open_regular(Path(path), MOST_IMPORT_BYTES), encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                yield _checked(path, number, line)
     except FileError as error:
         raise StoreError(f"cannot read trials: {error}") from error
     except OSError as error:

@@ -94,7 +94,8 @@ def attention_line() -> str:
     rows = record["rows"]
     speedups = [row["speedup"] for row in rows]
     return (
-        f"**Its attention** (strided and fixed, {len(rows)} shapes, on {record['device']}): {geometric_mean(rows):.2f} "
+        f"**Its attention** (strided and fixed, {len(rows)} shapes, on {record['device']}{age_of(record)}): "
+        f"{geometric_mean(rows):.2f} "
         "times as fast as the fastest of FlexAttention, SDPA and torch.compile in the same run, "
         f"{min(speedups):.2f} to {max(speedups):.2f} times (geometric mean, smallest, largest)."
     )
@@ -250,11 +251,15 @@ def grid_part(grid: str, path: Path) -> str:
         return ""
     columns, lines = speedup_table(record["rows"])
     dtypes = "/".join(sorted({row["dtype"] for row in rows}))
-    age = "" if of_these_kernels(record) else ", of earlier kernels"
     return (
-        f"Grid {grid} on {record['device']} ({dtypes}, torch {record['versions']['torch']}{age}): {means_of(rows)} "
-        f"([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
+        f"Grid {grid} on {record['device']} ({dtypes}, torch {record['versions']['torch']}{age_of(record)}): "
+        f"{means_of(rows)} ([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
     )
+
+
+def age_of(record: dict[str, Any]) -> str:
+    """What is said of a record of `bench mha` that was taken with other kernels than those that are here."""
+    return "" if of_these_kernels(record) else ", of earlier kernels"
 
 
 def of_these_kernels(record: dict[str, Any]) -> bool:

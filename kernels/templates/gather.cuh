@@ -143,7 +143,7 @@ struct Multiplier {
     __device__ __forceinline__ void finish(const Item& item, int head) {
         quad_sum(warp.total);
         const bool wide = Tile::kWide && item.shelf != kFinal;
-        if constexpr (Tile::kShelves) merge_shelves(item, head, wide);
+        if constexpr (Tile::kShelves) merge_shelves(item, head);
         if constexpr (Tile::kWide) {
             if (wide) warp.merge_shares(shared, buffer.at);
         }
@@ -158,10 +158,11 @@ struct Multiplier {
         if (has_result) store(head);
     }
 
-    // Takes in the shelves that the item merges; of a wide one, each fragment takes every kFragments-th.
-    __device__ __forceinline__ void merge_shelves(const Item& item, int head, bool wide) {
+    // Takes in the shelves that the item merges. Where there are wide items no others merge, and each of their fragments
+    // takes every kFragments-th shelf.
+    __device__ __forceinline__ void merge_shelves(const Item& item, int head) {
         for (int first = 0; first < item.merges; first += Tile::kShelvesAtOnce) {
-            const int from = first + (wide ? warp.fragment : 0);
+            const int from = first + (Tile::kWide ? warp.fragment : 0);
             wait_phase(shared.shelf_full(), shelf.parity);
             if (from < item.merges) {
                 warp.merge_shelf(shared);

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from atoffer_rl.gather_plan import GROUP_COLUMNS, GatherPlan
+from atoffer_rl.gather_items import GROUP_COLUMNS
+from atoffer_rl.gather_plan import GatherPlan
 from atoffer_rl.kernels.program import PlanArray
 from atoffer_rl.kernels.templates.gather_room import VECTOR_BYTES, row_bytes
 from atoffer_rl.mask_plan import Int32, Words

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from atoffer_rl.device import DeviceSpec
-from atoffer_rl.gather_plan import GROUP_COLUMNS
+from atoffer_rl.gather_items import GROUP_COLUMNS
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
