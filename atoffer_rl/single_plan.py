@@ -11,53 +11,118 @@ from atoffer_rl.mask_plan import Int32, Words
 from atoffer_rl.masks import Keep, Mask
 from atoffer_rl.row_order import FRAGMENT_ROWS
 
+NO_TILE = -1
+
+
+@dataclass(frozen=True)
+class SingleLayout:
+    """How many items a mask has, and how large they are.
+
+    An item is a tile of neighbouring rows with all its columns, or with a piece of these. A tile's pieces follow one
+    another, and come before whole tiles.
+
+    Attributes:
+        room: Columns of an item, a multiple of 16.
+        items: Of each mask, a multiple of the splits.
+        shared: Items that are pieces, or take the place of some in masks that cut fewer tiles.
+    """
+
+    room: int
+    items: int
+    shared: int
+
 
 @dataclass(frozen=True)
 class SinglePlan:
-    """The columns of every tile of neighbouring rows, for every mask of the batch.
+    """The columns of every item, for every mask of the batch.
 
     Attributes:
-        counts: (masks, tiles) int32: columns that any row of the tile keeps.
-        columns: (masks, tiles, room) int32: these columns, ascending, then zeros. The room is a multiple of 16.
-        words: (masks, tiles, fragments, ceil(room / 64), 32) uint32: which of them the rows of a fragment keep; see
+        tiles: (masks, items) int32: the item's tile; `NO_TILE` is none.
+        counts: (masks, items) int32: columns of the item, which some row of the tile keeps.
+        columns: (masks, items, room) int32: these columns, ascending, then zeros.
+        words: (masks, items, fragments, ceil(room / 64), 32) uint32: which of them the rows of a fragment keep; see
             `lane_words`.
     """
 
+    tiles: Int32
     counts: Int32
     columns: Int32
     words: Words
 
     @property
-    def room(self) -> int:
-        """Columns of the tile that has most, in whole steps of 16."""
-        return int(self.columns.shape[2])
+    def read_tiles(self) -> int:
+        """Tiles whose rows are read, once for each of their pieces."""
+        return int(np.count_nonzero(self.tiles != NO_TILE))
 
     @property
     def steps(self) -> int:
-        """Steps of 16 columns that the fragments of all tiles multiply."""
+        """Steps of 16 columns that the fragments of all items multiply."""
         return int(np.count_nonzero(kept_groups(self.words)))
 
 
-@lru_cache(maxsize=32)
-def single_room(mask: Mask, seq_len: int, tile_rows: int) -> int:
-    """The room that `single_plan` needs."""
-    most = int(_tiles(mask.keep(seq_len), tile_rows).any(axis=2).sum(axis=-1).max())
-    return max(GROUP_COLUMNS, -(-most // GROUP_COLUMNS) * GROUP_COLUMNS)
+@lru_cache(maxsize=64)
+def single_layout(mask: Mask, seq_len: int, tile_rows: int, splits: int) -> SingleLayout:
+    """The layout of `mask` that takes the least room in all and cuts no more than half of the tiles.
+
+    Args:
+        mask: Any mask.
+        seq_len: Tokens in a sequence.
+        tile_rows: Rows of a tile, a multiple of 16.
+        splits: Pieces of a tile that has more columns than an item has room for; 1 makes room for all.
+    """
+    return _layout(_tiles(mask.keep(seq_len), tile_rows).any(axis=2).sum(axis=-1, dtype=np.int32), splits)
 
 
 @lru_cache(maxsize=32)
-def single_plan(mask: Mask, seq_len: int, tile_rows: int) -> SinglePlan:
-    """The plan of `mask` for tiles of `tile_rows` rows, a multiple of 16."""
-    tiles, room = _tiles(mask.keep(seq_len), tile_rows), single_room(mask, seq_len, tile_rows)
-    needed = tiles.any(axis=2)
-    counts = needed.sum(axis=-1, dtype=np.int32)
-    first = np.argsort(~needed, axis=-1, kind="stable")[..., :room].astype(np.int32)
-    listed = np.arange(first.shape[-1]) < counts[..., None]
-    kept = np.take_along_axis(tiles, first[:, :, None], axis=-1) & listed[:, :, None]
-    fragments = kept.reshape(*kept.shape[:2], -1, FRAGMENT_ROWS, kept.shape[-1])
-    beyond = [(0, 0), (0, 0), (0, room - first.shape[-1])]
-    pairs = np.pad(fragments, [(0, 0), (0, 0), *beyond])
-    return SinglePlan(counts, np.pad(np.where(listed, first, 0), beyond), lane_words(pairs))
+def single_plan(mask: Mask, seq_len: int, tile_rows: int, splits: int) -> SinglePlan:
+    """The plan of `mask`; see `single_layout`."""
+    kept = _tiles(mask.keep(seq_len), tile_rows)
+    needed = kept.any(axis=2)
+    layout = single_layout(mask, seq_len, tile_rows, splits)
+    items = np.stack([_items(counts, layout, splits) for counts in needed.sum(axis=-1, dtype=np.int32)])
+    tiles, first, counts = np.ascontiguousarray(np.moveaxis(items, -1, 0))
+    each_mask = np.arange(len(items))[:, None]
+    place = np.arange(layout.room)
+    listed = place < counts[..., None]
+    ascending = np.argsort(~needed, axis=-1, kind="stable").astype(np.int32)
+    place = np.where(listed, first[..., None] + place, 0)
+    columns = np.where(listed, np.take_along_axis(ascending[each_mask, tiles], place, axis=-1), 0)
+    pairs = np.take_along_axis(kept[each_mask, tiles], columns[:, :, None], axis=-1) & listed[:, :, None]
+    fragments = pairs.reshape(*tiles.shape, -1, FRAGMENT_ROWS, layout.room)
+    return SinglePlan(tiles, counts, columns, lane_words(fragments))
+
+
+def _layout(counts: Int32, splits: int) -> SingleLayout:
+    """The layout for tiles of so many columns, (masks, tiles)."""
+    largest = int(counts.max())
+    rooms = {_whole_groups(-(-largest // splits)), *map(_whole_groups, np.unique(counts).tolist())}
+    layouts = []
+    for room in rooms:
+        cut = (counts > room).sum(axis=-1)
+        if room * splits < largest or 2 * cut.max() > counts.shape[-1]:
+            continue
+        shared = int(cut.max()) * splits
+        whole = int((counts.shape[-1] - cut).max())
+        layouts.append(SingleLayout(room, items=shared + -(-whole // splits) * splits, shared=shared))
+    return min(layouts, key=lambda layout: (layout.room * layout.items, layout.items))
+
+
+def _items(counts: Int32, layout: SingleLayout, splits: int) -> Int32:
+    """(items, 3): tile, first column and columns of each item of a mask; tiles with the most rows before them first."""
+    items = np.full((layout.items, 3), (NO_TILE, 0, 0), np.int32)
+    backwards = np.arange(len(counts), dtype=np.int32)[::-1]
+    cut, whole = (backwards[kept] for kept in (counts[::-1] > layout.room, counts[::-1] <= layout.room))
+    size = np.array([_whole_groups(-(-count // splits)) for count in counts[cut].tolist()], np.int32)
+    first = size[:, None] * np.arange(splits, dtype=np.int32)
+    columns = np.clip(counts[cut, None] - first, 0, size[:, None])
+    pieces = np.stack([np.broadcast_to(cut[:, None], first.shape), first, columns], axis=-1)
+    items[: pieces.size // 3] = pieces.reshape(-1, 3)
+    items[layout.shared : layout.shared + len(whole)] = np.stack([whole, 0 * whole, counts[whole]], axis=-1)
+    return items
+
+
+def _whole_groups(columns: int) -> int:
+    return max(1, -(-columns // GROUP_COLUMNS)) * GROUP_COLUMNS
 
 
 def _tiles(keep: Keep, tile_rows: int) -> Keep:

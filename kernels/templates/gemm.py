@@ -13,7 +13,7 @@ from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type
-from atoffer_rl.kernels.templates.limits import MAX_THREAD_REGISTERS, WARP_SIZE, too_old
+from atoffer_rl.kernels.templates.limits import MAX_THREAD_REGISTERS, WARP_SIZE, no_clusters, too_old
 from atoffer_rl.operators import MERGE_OPERATOR, OPERATORS, Kind, run_activations, run_operators, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -22,7 +22,6 @@ from atoffer_rl.workload import Workload
 
 NAME = "gemm"
 PARAMETERS = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "warps_k", "stages", "split_k")
-CLUSTER_ARCH = 90
 MAX_CLUSTER = 8
 MAX_THREADS = 512
 PRODUCT_STEP = 16
@@ -137,8 +136,8 @@ def _broken_shape(values: Mapping[str, int]) -> str | None:
 
 def _broken_limit(element: DType, values: Mapping[str, int], device: DeviceSpec) -> str | None:
     """Which limit of `device` `values` exceed."""
-    if values["split_k"] > 1 and device.compute_capability < CLUSTER_ARCH:
-        return f"split_k needs thread-block clusters: sm_{CLUSTER_ARCH} or later, not {device.arch}"
+    if values["split_k"] > 1 and (reason := no_clusters("split_k", device)):
+        return reason
     if values["split_k"] > MAX_CLUSTER:
         return f"a cluster has at most {MAX_CLUSTER} blocks"
     if threads(values) > MAX_THREADS:

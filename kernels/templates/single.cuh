@@ -16,10 +16,19 @@
 // warp's chain is short where there are few tiles. What they found takes the place of Q and K:
 //
 //   of each warp: sums (16 x W), of each row the highest score and the total  --> a thread for each vector --> result
+//
+// Where a few tiles keep far more columns than the others, the blocks of a cluster, its ranks, are pieces of one of these
+// tiles (kRanks). The plan lists items, a tile or a piece, one for each block; the clusters that share a tile come first.
+// Each rank has some of the tile's rows to finish, and gives what it found of the others to those ranks:
+//
+//   rank 0   columns 0 to 127   | gives rows 1, 2, 3, 5, ... | waits for rows 0, 4, 8, ... of the others, merges, stores
+//   rank 1   columns 128 to 255 | gives rows 0, 2, 3, 4, ... | the same of rows 1, 5, 9, ...
 #pragma once
 
-#include "swizzle.cuh"
+#include "barriers.cuh"
+#include "cluster.cuh"
 #include "pairs.cuh"
+#include "swizzle.cuh"
 
 namespace atoffer::single {
 
@@ -41,7 +50,9 @@ struct Tiling {
     static constexpr int kWidth = kHeads * kHeadDim;
     static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
     static constexpr int kRows = Shape::kRows, kColumns = Shape::kColumns, kColumnWarps = Shape::kColumnWarps;
-    static constexpr int kTiles = (kSeqLen + kRows - 1) / kRows;
+    static constexpr int kRanks = Shape::kSplits;            // blocks of a cluster
+    static constexpr int kItems = Shape::kItems;             // of each head
+    static constexpr int kSharedItems = Shape::kSharedItems;  // those of clusters that share a tile
 
     static constexpr int kFragments = kRows / kFragmentRows;
     static constexpr int kWarps = kFragments * kColumnWarps, kThreads = kWarps * kWarpSize;
@@ -65,13 +76,21 @@ struct Tiling {
     static constexpr int kBeforeValues =
         kQueryBytes + kMatrixBytes > kWarps * kFoundBytes ? kQueryBytes + kMatrixBytes : kWarps * kFoundBytes;
     static constexpr int kValuesAt = (kBeforeValues + kAlignment - 1) / kAlignment * kAlignment;
-    static constexpr int kSharedBytes = kValuesAt + kMatrixBytes;
+    // What other ranks found of this one's rows, a part for each vector of channels; the barrier that counts it.
+    static constexpr int kFinishedRows = kRows / kRanks;
+    static constexpr int kPartVectors = 1 + kVectorElements * static_cast<int>(sizeof(float)) / kVectorBytes;
+    static constexpr int kRankBytes = kFinishedRows * kRowVectors * kPartVectors * kVectorBytes;  // of one rank
+    static constexpr int kPartsAt = kValuesAt + kMatrixBytes;
+    static constexpr int kBarrierAt = kPartsAt + kRanks * kRankBytes;
+    static constexpr int kSharedBytes = kRanks == 1 ? kPartsAt : kBarrierAt + kVectorBytes;
 
     static_assert(sizeof(Element) == 2, "tensor cores take 16-bit elements");
     static_assert(kRows % kFragmentRows == 0, "a tile is whole fragments");
     static_assert(kColumns % kStepColumns == 0, "columns are whole steps");
     static_assert(kWordSteps % kColumnWarps == 0, "the word that has a warp's next step does not depend on the warp");
     static_assert((kCopyRows & (kCopyRows - 1)) == 0, "rows a power of two apart: keys of the swizzle add up");
+    static_assert(kRows % kRanks == 0, "each rank finishes as many rows");
+    static_assert(kItems % kRanks == 0 && kSharedItems % kRanks == 0, "a cluster's items are all shared, or none is");
     static_assert(kSharedBytes == Shape::kSharedBytes, "the launch gives the shared memory that is laid out here");
 };
 
@@ -319,79 +338,156 @@ private:
     }
 };
 
-// ---- The result: what the warps of a fragment found, added up.
+// ---- The result: what the warps of a fragment found, then what the ranks of a cluster did, added up.
+
+// Of a row and a vector of channels, by some of the columns: relative to 2 to the highest scaled score.
+template <class Shape>
+struct Part {
+    float highest, total;
+    alignas(kVectorBytes) float sums[Tiling<Shape>::kVectorElements];
+};
+
+template <class Shape, int N>
+__device__ __forceinline__ Part<Shape> merged(const Part<Shape> (&parts)[N]) {
+    Part<Shape> all{negative_infinity(), 0.0f, {}};
+#pragma unroll
+    for (int n = 0; n < N; ++n) all.highest = fmaxf(all.highest, parts[n].highest);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        const float factor = parts[n].highest == negative_infinity() ? 0.0f : exp2_fast(parts[n].highest - all.highest);
+        all.total = fmaf(factor, parts[n].total, all.total);
+#pragma unroll
+        for (int i = 0; i < Tiling<Shape>::kVectorElements; ++i) {
+            all.sums[i] = fmaf(factor, parts[n].sums[i], all.sums[i]);
+        }
+    }
+    return all;
+}
 
 template <class Shape>
-struct Result {
+__device__ __forceinline__ Part<Shape> part_of_warps(char* shared, int place, int vector) {
     using Tile = Tiling<Shape>;
-    using Element = typename Shape::Element;
-
-    // `bias` points at the values' biases of the vector; rows that keep nothing become zeros.
-    static __device__ __forceinline__ uint4 vector_of(char* shared, int place, int vector, const Element* bias) {
-        float2 weights[Tile::kColumnWarps];
-        float highest = negative_infinity(), total = 0.0f, sums[Tile::kVectorElements] = {};
+    Part<Shape> parts[Tile::kColumnWarps];
 #pragma unroll
-        for (int c = 0; c < Tile::kColumnWarps; ++c) {
-            weights[c] = found(shared, place, c).weight(place % kFragmentRows);
-            highest = fmaxf(highest, weights[c].x);
+    for (int c = 0; c < Tile::kColumnWarps; ++c) {
+        const Found<Shape> found(shared, c * Tile::kFragments + place / kFragmentRows);
+        const float2 weight = found.weight(place % kFragmentRows);
+        const float* sums = found.sums(place % kFragmentRows) + vector * Tile::kVectorElements;
+        parts[c].highest = weight.x;
+        parts[c].total = weight.y;
+#pragma unroll
+        for (int i = 0; i < Tile::kVectorElements; i += 4) {
+            *reinterpret_cast<float4*>(parts[c].sums + i) = *reinterpret_cast<const float4*>(sums + i);
         }
+    }
+    return merged<Shape>(parts);
+}
+
+// The ranks of a cluster that share a tile: rank r finishes rows r, r + kRanks, ...
+template <class Shape>
+struct Ranks {
+    using Tile = Tiling<Shape>;
+    char* shared;
+    int rank;
+
+    // Begins to count what the others will give; await_begun says that all have.
+    __device__ __forceinline__ void begin() const {
+        if (threadIdx.x == 0) {
+            start_barrier(barrier(), 1);
+            arrive_expecting(barrier(), (Tile::kRanks - 1) * Tile::kRankBytes);
+        }
+        announce_begun();
+    }
+
+    __device__ __forceinline__ bool finishes(int place) const { return place % Tile::kRanks == rank; }
+
+    __device__ __forceinline__ void give(const Part<Shape>& part, int place, int vector) const {
+        const int finisher = place % Tile::kRanks;
+        const unsigned to = remote_address(shared_address(shared) + place_of(rank, place, vector), finisher);
+        const unsigned counted = remote_address(barrier(), finisher);
+        store_remote(to, make_float4(part.highest, part.total, 0.0f, 0.0f), counted);
 #pragma unroll
-        for (int c = 0; c < Tile::kColumnWarps; ++c) {
-            const float factor = weights[c].x == negative_infinity() ? 0.0f : exp2_fast(weights[c].x - highest);
-            const float* from = found(shared, place, c).sums(place % kFragmentRows) + vector * Tile::kVectorElements;
-            total = fmaf(factor, weights[c].y, total);
+        for (int i = 1; i < Tile::kPartVectors; ++i) {
+            const float* four = part.sums + 4 * (i - 1);
+            store_remote(to + i * kStride, make_float4(four[0], four[1], four[2], four[3]), counted);
+        }
+    }
+
+    __device__ __forceinline__ void await_given() const { wait_phase(barrier(), 0); }
+
+    // `own` and what the others gave of it.
+    __device__ __forceinline__ Part<Shape> all(const Part<Shape>& own, int place, int vector) const {
+        Part<Shape> parts[Tile::kRanks];
+        parts[0] = own;
 #pragma unroll
-            for (int i = 0; i < Tile::kVectorElements; i += 4) {
-                const float4 four = *reinterpret_cast<const float4*>(from + i);
-                sums[i] = fmaf(factor, four.x, sums[i]);
-                sums[i + 1] = fmaf(factor, four.y, sums[i + 1]);
-                sums[i + 2] = fmaf(factor, four.z, sums[i + 2]);
-                sums[i + 3] = fmaf(factor, four.w, sums[i + 3]);
+        for (int other = 1; other < Tile::kRanks; ++other) {
+            const char* from = shared + place_of((rank + other) % Tile::kRanks, place, vector);
+            const float4 weight = *reinterpret_cast<const float4*>(from);
+            parts[other].highest = weight.x;
+            parts[other].total = weight.y;
+#pragma unroll
+            for (int i = 1; i < Tile::kPartVectors; ++i) {
+                *reinterpret_cast<float4*>(parts[other].sums + 4 * (i - 1)) =
+                    *reinterpret_cast<const float4*>(from + i * kStride);
             }
         }
-        return packed(sums, total, bias);
+        return merged<Shape>(parts);
     }
 
 private:
-    static __device__ __forceinline__ Found<Shape> found(char* shared, int place, int column_warp) {
-        return {shared, column_warp * Tile::kFragments + place / kFragmentRows};
-    }
+    static constexpr int kStride = Tile::kFinishedRows * Tile::kRowVectors * kVectorBytes;  // to a part's next vector
 
-    static __device__ __forceinline__ uint4 packed(const float (&sums)[8], float total, const Element* bias) {
-        if (total == 0.0f) return make_uint4(0, 0, 0, 0);
-        const float factor = __fdividef(1.0f, total);
-        unsigned pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float low = sums[2 * i] * factor, high = sums[2 * i + 1] * factor;
-            if constexpr (Shape::kAddBias) {
-                low += to_float(bias[2 * i]);
-                high += to_float(bias[2 * i + 1]);
-            }
-            pairs[i] = pack_pair<Element>(low, high);
-        }
-        return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    __device__ __forceinline__ unsigned barrier() const { return shared_address(shared) + Tile::kBarrierAt; }
+
+    static __device__ __forceinline__ int place_of(int from, int place, int vector) {
+        return Tile::kPartsAt + from * Tile::kRankBytes +
+               (place / Tile::kRanks * Tile::kRowVectors + vector) * kVectorBytes;
     }
 };
 
-// counts: (mask_batches, tiles); columns: (mask_batches, tiles, kColumns), those of the tile first; words: (mask_batches,
-// tiles, fragments, kWords, 32), see `lane_words` of gather_plan.py. Tiles with the most rows before them begin first.
+// `bias` points at the values' biases of the vector; rows that keep nothing become zeros.
+template <class Shape>
+__device__ __forceinline__ uint4 packed(const Part<Shape>& part, const typename Shape::Element* bias) {
+    if (part.total == 0.0f) return make_uint4(0, 0, 0, 0);
+    const float factor = __fdividef(1.0f, part.total);
+    unsigned pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float low = part.sums[2 * i] * factor, high = part.sums[2 * i + 1] * factor;
+        if constexpr (Shape::kAddBias) {
+            low += to_float(bias[2 * i]);
+            high += to_float(bias[2 * i + 1]);
+        }
+        pairs[i] = pack_pair<typename Shape::Element>(low, high);
+    }
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+// tiles, counts: (mask_batches, kItems), the tile of each item, -1 for none, and its columns, which `columns`:
+// (mask_batches, kItems, kColumns) lists first; words: (mask_batches, kItems, fragments, kWords, 32), see `lane_words` of
+// gather_plan.py.
 template <class Shape>
 __device__ __forceinline__ void single_attention(const typename Shape::Element* qkv, const typename Shape::Element* bias,
-                                                 const int* counts, const int* columns, const unsigned* words,
-                                                 typename Shape::Element* result) {
+                                                 const int* tiles, const int* counts, const int* columns,
+                                                 const unsigned* words, typename Shape::Element* result) {
     using Tile = Tiling<Shape>;
     using Element = typename Shape::Element;
     constexpr int kPairs = Shape::kBatch * Tile::kHeads, kResultStride = Shape::kMerged ? Tile::kWidth : Tile::kHeadDim;
     extern __shared__ __align__(256) char memory[];
     const unsigned queries = shared_address(memory);
 
-    const int pair = static_cast<int>(blockIdx.x) % kPairs, batch = pair / Tile::kHeads, head = pair % Tile::kHeads;
-    const int tile = Tile::kTiles - 1 - static_cast<int>(blockIdx.x) / kPairs, first_row = tile * Tile::kRows;
-    const int planned = (Shape::kMaskBatches == 1 ? 0 : batch) * Tile::kTiles + tile;
+    const int rank = static_cast<int>(blockIdx.x) % Tile::kRanks, cluster = static_cast<int>(blockIdx.x) / Tile::kRanks;
+    const int pair = cluster % kPairs, batch = pair / Tile::kHeads, head = pair % Tile::kHeads;
+    const int item = cluster / kPairs * Tile::kRanks + rank;
+    const int planned = (Shape::kMaskBatches == 1 ? 0 : batch) * Tile::kItems + item;
+    const bool shares = Tile::kRanks > 1 && item < Tile::kSharedItems;
+    const int first_row = tiles[planned] * Tile::kRows;
+    if (Tile::kRanks > 1 && first_row < 0) return;  // of a cluster that shares a tile every rank, or none
     const int head_at = batch * Tile::kSeqLen * Tile::kTokenStride + head * Tile::kHeadDim;
     const Copier<Shape> copier(head_at, first_row, columns + planned * Tile::kColumns, counts[planned], queries);
     Warp<Shape> warp(words + planned * Tile::kFragments * Tile::kWords * kWarpSize);
+    const Ranks<Shape> ranks{memory, rank};
+    if (shares) ranks.begin();
     wait_for_inputs();
     let_next_begin();
 
@@ -413,13 +509,35 @@ __device__ __forceinline__ void single_attention(const typename Shape::Element* 
 
     result += Shape::kMerged ? batch * Tile::kSeqLen * Tile::kWidth + head * Tile::kHeadDim
                              : pair * Tile::kSeqLen * Tile::kHeadDim;
+    const int channel = copier.vector * Tile::kVectorElements;
+    const auto store = [&](int place, const Part<Shape>& part) {
+        const uint4 vector = packed<Shape>(part, head_bias + 2 * Tile::kWidth + channel);
+        *reinterpret_cast<uint4*>(result + (first_row + place) * kResultStride + channel) = vector;
+    };
+    if (!shares) {
+#pragma unroll
+        for (int i = 0; i < Tile::kResultVectors; ++i) {
+            const int place = copier.place(i);
+            if (place >= Tile::kRows || place >= copier.rows) continue;
+            store(place, part_of_warps<Shape>(memory, place, copier.vector));
+        }
+        return;
+    }
+    Part<Shape> parts[Tile::kResultVectors];
+    await_begun();
 #pragma unroll
     for (int i = 0; i < Tile::kResultVectors; ++i) {
-        const int place = copier.place(i), channel = copier.vector * Tile::kVectorElements;
-        if (place >= Tile::kRows || place >= copier.rows) continue;
-        const uint4 vector =
-            Result<Shape>::vector_of(memory, place, copier.vector, head_bias + 2 * Tile::kWidth + channel);
-        *reinterpret_cast<uint4*>(result + (first_row + place) * kResultStride + channel) = vector;
+        const int place = copier.place(i);
+        if (place >= Tile::kRows) continue;
+        parts[i] = part_of_warps<Shape>(memory, place, copier.vector);
+        if (!ranks.finishes(place)) ranks.give(parts[i], place, copier.vector);
+    }
+    ranks.await_given();
+#pragma unroll
+    for (int i = 0; i < Tile::kResultVectors; ++i) {
+        const int place = copier.place(i);
+        if (place >= Tile::kRows || place >= copier.rows || !ranks.finishes(place)) continue;
+        store(place, ranks.all(parts[i], place, copier.vector));
     }
 }
 

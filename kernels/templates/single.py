@@ -9,28 +9,30 @@ from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.attention import RUNS, not_plain, shape_arguments
-from atoffer_rl.kernels.templates.limits import WARP_SIZE, too_much_shared, too_old
+from atoffer_rl.kernels.templates.limits import WARP_SIZE, no_clusters, too_much_shared, too_old
 from atoffer_rl.operators import run_activations, run_results, run_weights
 from atoffer_rl.row_order import FRAGMENT_ROWS
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.single_plan import SinglePlan, single_plan, single_room
+from atoffer_rl.single_plan import SingleLayout, single_layout, single_plan
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
 HEAD_DIMS = (32, 64, 128)
 MAX_WARPS = 16
 COLUMN_WARPS = (1, 2, 4)
+SPLITS = (1, 2, 4, 8)
 MOST_WARP_STEPS = 8
 """Steps of 16 columns whose scores a warp has room for."""
 ALIGNMENT_BYTES = 256
 SUM_PADDING = 8
-HEADERS = ("common.cuh", "swizzle.cuh", "pairs.cuh", "single.cuh")
-PLAN_NAMES = ("single_counts", "single_columns", "single_words")
+BARRIER_BYTES = 16
+HEADERS = ("barriers.cuh", "cluster.cuh", "common.cuh", "pairs.cuh", "single.cuh", "swizzle.cuh")
+PLAN_NAMES = ("single_tiles", "single_counts", "single_columns", "single_words")
 
 
 class SingleTemplate:
-    """One thread block for each (row tile, head, sequence); see single.cuh for the data flow."""
+    """One thread block for each (item of the plan, head, sequence); see single.cuh for the data flow."""
 
     name = "single"
     runs = RUNS
@@ -42,17 +44,20 @@ class SingleTemplate:
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
         """Which hard rule `values` break; None if none."""
-        return _bad_tiling(values) or _too_large(workload, values, device)
+        return _bad_tiling(values) or _bad_splits(workload, values, device) or _too_large(workload, values, device)
 
     def program(self, workload: Workload, choice: Choice) -> KernelProgram:
         """The rendered kernel of `choice`."""
         values, run = dict(choice.parameters), choice.run
         entry = f"single_attention_{run.first}_{run.last}"
+        layout = _layout(workload, values)
         source = render(
             "single.cu.j2",
             entry=entry,
             **shape_arguments(workload, run),
-            columns=_room(workload, values),
+            columns=layout.room,
+            items=layout.items,
+            shared_items=layout.shared,
             threads=_threads(values),
             shared_bytes=shared_bytes(workload, values),
             **values,
@@ -65,31 +70,34 @@ class SingleTemplate:
             block=(_threads(values), 1, 1),
             shared_bytes=shared_bytes(workload, values),
             arguments=(*run_activations(run), *run_weights(run), *PLAN_NAMES, *run_results(run)),
-            plan=partial(_plan_arrays, workload, values["tile_rows"]),
+            plan=partial(_plan_arrays, workload, values["tile_rows"], values["splits"]),
             overlaps=True,
         )
 
     def work(self, workload: Workload, choice: Choice) -> Work:
-        """Bytes and flops of `choice`: each tile reads its columns once, and a fragment multiplies steps it keeps."""
-        w, plan = workload, _plan(workload, choice["tile_rows"])
+        """Bytes and flops of `choice`: an item reads rows and columns once, a fragment multiplies steps it keeps."""
+        w, plan = workload, single_plan(workload.mask_spec, workload.seq_len, choice["tile_rows"], choice["splits"])
         repeats = w.batch // len(plan.counts)
         row_bytes = w.width * w.element.itemsize
         tensors = layer_tensors(w)
-        plan_bytes = plan.counts.nbytes + plan.columns.nbytes + plan.words.nbytes
+        pieces = (plan.read_tiles - len(plan.tiles) * -(-w.seq_len // choice["tile_rows"])) * repeats
+        plan_bytes = plan.tiles.nbytes + plan.counts.nbytes + plan.columns.nbytes + plan.words.nbytes
         weight_bytes = sum(tensors[name].size_bytes for name in run_weights(choice.run))
         return Work(
-            bytes_read=(w.rows + 2 * int(plan.counts.sum()) * repeats) * row_bytes + weight_bytes + plan_bytes,
+            bytes_read=(w.rows + pieces * choice["tile_rows"] + 2 * int(plan.counts.sum()) * repeats) * row_bytes
+            + weight_bytes
+            + plan_bytes,
             bytes_written=sum(tensors[name].size_bytes for name in run_results(choice.run)),
             flops=4 * plan.steps * FRAGMENT_ROWS * GROUP_COLUMNS * w.width * repeats,
         )
 
     def geometry(self, workload: Workload, choice: Choice) -> Geometry:
         """Tiles and blocks of `choice`."""
-        tiles = -(-workload.seq_len // choice["tile_rows"])
+        layout = _layout(workload, dict(choice.parameters))
         return Geometry(
             tile_rows=choice["tile_rows"],
-            tile_columns=_room(workload, dict(choice.parameters)),
-            blocks=tiles * workload.heads * workload.batch,
+            tile_columns=layout.room,
+            blocks=layout.items * workload.heads * workload.batch,
             threads=_threads(dict(choice.parameters)),
         )
 
@@ -108,10 +116,20 @@ def _bad_tiling(values: Mapping[str, int]) -> str | None:
     return None
 
 
+def _bad_splits(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
+    if values["splits"] not in SPLITS:
+        return "splits must be 1, 2, 4 or 8"
+    if values["splits"] == 1:
+        return None
+    if not _layout(workload, values).shared:
+        return "no tile keeps so many columns more than others that pieces of it save room"
+    return no_clusters("splits", device)
+
+
 def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
-    steps = _room(workload, values) // GROUP_COLUMNS
+    steps = _layout(workload, values).room // GROUP_COLUMNS
     if -(-steps // values["column_warps"]) > MOST_WARP_STEPS:
-        return f"a tile keeps {steps * GROUP_COLUMNS} columns: a warp has room for scores of {MOST_WARP_STEPS} steps"
+        return f"an item has {steps * GROUP_COLUMNS} columns: a warp has room for scores of {MOST_WARP_STEPS} steps"
     return too_much_shared(shared_bytes(workload, values), device)
 
 
@@ -119,26 +137,26 @@ def _threads(values: Mapping[str, int]) -> int:
     return values["tile_rows"] // FRAGMENT_ROWS * values["column_warps"] * WARP_SIZE
 
 
-def _room(workload: Workload, values: Mapping[str, int]) -> int:
-    return single_room(workload.mask_spec, workload.seq_len, values["tile_rows"])
+def _layout(workload: Workload, values: Mapping[str, int]) -> SingleLayout:
+    return single_layout(workload.mask_spec, workload.seq_len, values["tile_rows"], values["splits"])
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
     """Dynamic shared memory of a block: see `Tiling` of single.cuh, which checks it."""
     row_bytes = workload.head_dim * workload.element.itemsize
-    matrix = _room(workload, values) * row_bytes
+    matrix = _layout(workload, values).room * row_bytes
     found = _threads(values) // WARP_SIZE * FRAGMENT_ROWS * (workload.head_dim + SUM_PADDING + 2) * 4
     before_values = max(values["tile_rows"] * row_bytes + matrix, found)
-    return -(-before_values // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + matrix
+    alone = -(-before_values // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + matrix
+    if values["splits"] == 1:
+        return alone
+    part = workload.head_dim * 4 + row_bytes  # of a row, each vector's sums, its highest score and total
+    return alone + values["tile_rows"] * part + BARRIER_BYTES
 
 
-def _plan(workload: Workload, tile_rows: int) -> SinglePlan:
-    return single_plan(workload.mask_spec, workload.seq_len, tile_rows)
-
-
-def _plan_arrays(workload: Workload, tile_rows: int) -> dict[str, PlanArray]:
-    plan = _plan(workload, tile_rows)
-    return dict(zip(PLAN_NAMES, (plan.counts, plan.columns, plan.words), strict=True))
+def _plan_arrays(workload: Workload, tile_rows: int, splits: int) -> dict[str, PlanArray]:
+    plan = single_plan(workload.mask_spec, workload.seq_len, tile_rows, splits)
+    return dict(zip(PLAN_NAMES, (plan.tiles, plan.counts, plan.columns, plan.words), strict=True))
 
 
 TEMPLATE = SingleTemplate()

@@ -1,5 +1,7 @@
 """Plans of whole tiles, beside the mask itself."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,41 +9,81 @@ from hypothesis import strategies as st
 
 from atoffer_rl.gather_plan import lane_words
 from atoffer_rl.masks import parse_mask
-from atoffer_rl.single_plan import single_plan, single_room
+from atoffer_rl.single_plan import NO_TILE, single_layout, single_plan
 from tests.core.row_masks import NAMED, Squares, squares
 
+WIDE_ROWS = "longformer:window=8,global=5"
 
-def check_plan(mask, seq_len, tile_rows):
-    """Each tile lists what its rows keep, ascending, once; bits say which row keeps which of it."""
-    keep, plan = mask.keep(seq_len), single_plan(mask, seq_len, tile_rows)
-    assert plan.room % 16 == 0
-    assert plan.room == single_room(mask, seq_len, tile_rows)
+
+def check_plan(mask, seq_len, tile_rows, splits):
+    """Each tile's items list what its rows keep, ascending, once; bits say which row keeps which of it."""
+    keep, plan = mask.keep(seq_len), single_plan(mask, seq_len, tile_rows, splits)
+    layout = single_layout(mask, seq_len, tile_rows, splits)
+    assert plan.columns.shape == (len(keep), layout.items, layout.room)
+    assert layout.room % 16 == 0
+    assert layout.items % splits == layout.shared % splits == 0
     for index, rows in enumerate(keep):
+        check_clusters(plan.tiles[index], layout, splits)
         for tile in range(-(-seq_len // tile_rows)):
             kept = rows[tile * tile_rows : (tile + 1) * tile_rows]
-            count, columns = plan.counts[index, tile], plan.columns[index, tile]
-            assert columns[:count].tolist() == np.flatnonzero(kept.any(axis=0)).tolist()
-            assert not columns[count:].any()
-            bits = np.zeros((tile_rows, plan.room), np.bool_)
-            bits[: len(kept), :count] = kept[:, columns[:count]]
-            np.testing.assert_array_equal(plan.words[index, tile], lane_words(bits.reshape(-1, 16, plan.room)))
+            items = np.flatnonzero(plan.tiles[index] == tile)
+            assert len(items) == (splits if items[0] < layout.shared else 1)
+            lists = [plan.columns[index, item, : plan.counts[index, item]].tolist() for item in items]
+            assert list(chain(*lists)) == np.flatnonzero(kept.any(axis=0)).tolist()
+            for item, columns in zip(items, lists, strict=True):
+                assert not plan.columns[index, item, len(columns) :].any()
+                bits = np.zeros((tile_rows, layout.room), np.bool_)
+                bits[: len(kept), : len(columns)] = kept[:, columns]
+                np.testing.assert_array_equal(plan.words[index, item], lane_words(bits.reshape(-1, 16, layout.room)))
     return plan
 
 
+def check_clusters(tiles, layout, splits):
+    """Shared clusters are pieces of one tile, or nothing; the others have every other tile once, and nothing last."""
+    shared = tiles[: layout.shared].reshape(-1, splits)
+    assert (shared == shared[:, :1]).all()
+    cut, whole = shared[:, 0][shared[:, 0] != NO_TILE], tiles[layout.shared :]
+    present = whole[whole != NO_TILE]
+    assert sorted([*cut, *present]) == list(range(len(cut) + len(present)))
+    assert (whole[len(present) :] == NO_TILE).all()
+    assert (np.diff(present) < 0).all()
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
 @pytest.mark.parametrize("tile_rows", [16, 32, 64])
 @pytest.mark.parametrize("seq_len", [1, 16, 17, 130])
 @pytest.mark.parametrize("text", NAMED)
-def test_named_masks(text, seq_len, tile_rows):
-    check_plan(parse_mask(text, seq_len), seq_len, tile_rows)
+def test_named_masks(text, seq_len, tile_rows, splits):
+    check_plan(parse_mask(text, seq_len), seq_len, tile_rows, splits)
 
 
-@given(squares(batches=(1, 3)), st.sampled_from([16, 32]))
-def test_any_masks(mask, tile_rows):
-    check_plan(mask, mask.seq_len, tile_rows)
+@given(squares(batches=(1, 3)), st.sampled_from([16, 32]), st.sampled_from([1, 2, 4]))
+def test_any_masks(mask, tile_rows, splits):
+    check_plan(mask, mask.seq_len, tile_rows, splits)
+
+
+def test_a_tile_that_keeps_far_more_than_others_is_cut():
+    layouts = [single_layout(parse_mask(WIDE_ROWS, 260), 260, 16, splits) for splits in (1, 2, 4, 8)]
+    assert [layout.shared for layout in layouts] == [0, 2, 4, 8]
+    rooms = [layout.room for layout in layouts]
+    assert rooms[0] == 272
+    assert rooms == sorted(rooms, reverse=True)
+
+
+def test_nothing_is_cut_where_all_tiles_keep_alike():
+    assert single_layout(parse_mask("dense", 64), 64, 16, 2) == single_layout(parse_mask("dense", 64), 64, 16, 1)
+
+
+def test_masks_that_cut_fewer_tiles_have_none_in_the_place_of_pieces():
+    keep = np.zeros((2, 64, 64), np.bool_)
+    keep[:, range(64), range(64)] = True
+    keep[0, 0] = True
+    plan = check_plan(Squares(keep), 64, 16, 2)
+    assert plan.tiles.tolist() == [[0, 0, 3, 2, 1, -1], [-1, -1, 3, 2, 1, 0]]
 
 
 def test_steps_that_no_row_of_a_fragment_keeps_are_not_counted():
     keep = np.zeros((1, 32, 32), np.bool_)
     keep[0, :16, :16] = keep[0, 16:, 15:] = True
-    assert single_plan(Squares(keep), 32, 32).steps == 1 + 2
-    assert single_plan(Squares(np.zeros((2, 5, 5), np.bool_)), 5, 16).steps == 0
+    assert single_plan(Squares(keep), 32, 32, 1).steps == 1 + 2
+    assert single_plan(Squares(np.zeros((2, 5, 5), np.bool_)), 5, 16, 1).steps == 0

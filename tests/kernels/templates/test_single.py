@@ -27,10 +27,12 @@ from tests.kernels.templates.gather_choices import ARCHS, MASKS
 RUNS = [Run(1, 5), Run(1, 6), Run(2, 5), Run(2, 6)]
 SMALL = Workload(batch=2, seq_len=77, heads=2, head_dim=64)
 TILINGS = [(16, 4), (16, 1), (32, 2), (64, 1), (64, 4)]
+SPLIT_TILINGS = [(16, 4, 2), (16, 2, 4), (16, 4, 8), (32, 4, 4), (32, 2, 8), (64, 1, 2)]
+WIDE_ROWS = "longformer:window=8,global=5"
 
 
-def choice_of(run=RUNS[3], tile_rows=16, column_warps=4):
-    return Choice(run, "single", (("tile_rows", tile_rows), ("column_warps", column_warps)))
+def choice_of(run=RUNS[3], tile_rows=16, column_warps=4, splits=1):
+    return Choice(run, "single", (("tile_rows", tile_rows), ("column_warps", column_warps), ("splits", splits)))
 
 
 def why_impossible(workload, choice):
@@ -39,8 +41,8 @@ def why_impossible(workload, choice):
     )
 
 
-def possible_choice(workload, run=RUNS[3], tile_rows=16, column_warps=4):
-    choice = choice_of(run, tile_rows, column_warps)
+def possible_choice(workload, run=RUNS[3], tile_rows=16, column_warps=4, splits=1):
+    choice = choice_of(run, tile_rows, column_warps, splits)
     assert why_impossible(workload, choice) is None
     return choice
 
@@ -68,6 +70,30 @@ def test_odd_lengths_emulated(assert_emulated, seq_len):
 @pytest.mark.parametrize("tiling", TILINGS)
 def test_masks_of_a_batch_emulated(assert_emulated, ragged_workload, tiling):
     assert_emulated(ragged_workload, possible_choice(ragged_workload, RUNS[3], *tiling))
+
+
+@pytest.mark.parametrize("tiling", SPLIT_TILINGS)
+@pytest.mark.parametrize("run", RUNS)
+def test_pieces_of_a_cluster_emulated(assert_emulated, run, tiling):
+    head_dim = {16: 32, 32: 64, 64: 128}[tiling[0]]
+    workload = replace(SMALL, seq_len=130 if tiling[2] < 8 else 260, head_dim=head_dim, mask=WIDE_ROWS)
+    assert_emulated(workload, possible_choice(workload, run, *tiling))
+
+
+@pytest.fixture
+def wide_rows_of_one_sequence(tmp_path):
+    """In the first sequence alone a row keeps all columns; in the other it keeps nothing."""
+    index = np.arange(130)
+    keep = np.broadcast_to(np.abs(index[:, None] - index) < 3, (2, 130, 130)).copy()
+    keep[0, 40] = True
+    keep[1, 40] = False
+    np.save(tmp_path / "mask.npy", keep)
+    return replace(SMALL, seq_len=130, mask=f"file:{tmp_path / 'mask.npy'}")
+
+
+@pytest.mark.parametrize("tiling", [(16, 4, 2), (16, 1, 4), (32, 2, 4)])
+def test_pieces_of_masks_of_a_batch_emulated(assert_emulated, wide_rows_of_one_sequence, tiling):
+    assert_emulated(wide_rows_of_one_sequence, possible_choice(wide_rows_of_one_sequence, RUNS[3], *tiling))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
@@ -121,7 +147,9 @@ def test_what_it_cannot_do_at_all(changes, device, reason):
         (SMALL, (16, 3), "column_warps must be 1, 2 or 4"),
         (SMALL, (128, 4), "16 warps at most"),
         (SMALL, (48, 4), "power of two"),
-        (Workload(batch=1, seq_len=1024, mask="dense"), (16, 4), "keeps 1024 columns"),
+        (SMALL, (16, 4, 3), "splits must be 1, 2, 4 or 8"),
+        (replace(SMALL, mask="sliding:window=8"), (16, 4, 2), "pieces of it save room"),
+        (Workload(batch=1, seq_len=1024, mask="dense"), (16, 4), "an item has 1024 columns"),
         (Workload(batch=1, seq_len=512, heads=2, head_dim=128, mask="dense"), (16, 4), "bytes of shared memory"),
     ],
 )
@@ -137,6 +165,9 @@ def test_what_is_offered(run):
     offered = template_choices("single", largest, run)
     assert offered == tuple(choice_of(run, *tiling) for tiling in ((16, 4), (16, 2), (32, 2)))
     assert not template_choices("single", replace(largest, seq_len=257), run)
+    wide_rows = Workload(batch=1, seq_len=512, mask="longformer:window=64,global=16")
+    offered = template_choices("single", wide_rows, run)
+    assert offered == tuple(choice_of(run, *tiling) for tiling in ((16, 4, 1), (32, 2, 4), (32, 2, 8), (16, 4, 8)))
 
 
 def test_work_and_geometry():
@@ -144,12 +175,26 @@ def test_work_and_geometry():
     choice, bytes_of_row = choice_of(), 2 * 64 * 2
     geometry, work = TEMPLATE.geometry(workload, choice), TEMPLATE.work(workload, choice)
     assert (geometry.tile_rows, geometry.tile_columns, geometry.blocks, geometry.threads) == (16, 32, 3 * 3 * 2, 128)
-    plan = single_plan(workload.mask_spec, 40, 16)
-    assert plan.counts.tolist() == [[17, 18, 9]]
-    plan_bytes = plan.counts.nbytes + plan.columns.nbytes + plan.words.nbytes
-    assert work.bytes_read == (3 * 40 + 2 * 44 * 3) * bytes_of_row + plan_bytes
+    plan = single_plan(workload.mask_spec, 40, 16, 1)
+    assert plan.counts.tolist() == [[9, 18, 17]]
+    assert work.bytes_read == (3 * 40 + 2 * 44 * 3) * bytes_of_row + plan_bytes(workload, choice)
     assert work.bytes_written == 3 * 40 * bytes_of_row
     assert work.flops == 4 * 5 * 16 * 16 * 128 * 3
+
+
+def test_work_and_geometry_of_pieces():
+    """One of 9 tiles is cut in two, each of which reads its rows; the other 8 are four clusters."""
+    workload = replace(SMALL, batch=3, seq_len=130, mask=WIDE_ROWS)
+    choice, bytes_of_row = choice_of(splits=2), 2 * 64 * 2
+    geometry, work = TEMPLATE.geometry(workload, choice), TEMPLATE.work(workload, choice)
+    assert (geometry.tile_columns, geometry.blocks) == (80, 10 * 3 * 2)
+    columns = int(single_plan(workload.mask_spec, 130, 16, 2).counts.sum())
+    assert work.bytes_read == (3 * (130 + 16) + 2 * columns * 3) * bytes_of_row + plan_bytes(workload, choice)
+    assert work.flops == replace(TEMPLATE.work(workload, choice_of()), bytes_read=work.bytes_read).flops
+
+
+def plan_bytes(workload, choice):
+    return sum(array.nbytes for array in TEMPLATE.program(workload, choice).plan().values())
 
 
 def test_programs_are_rendered_alike():
@@ -174,6 +219,23 @@ def test_every_mask_on_gpu(mask, dtype):
 def test_other_widths_on_gpu(head_dim):
     workload = Workload(batch=3, seq_len=100, heads=3, head_dim=head_dim, mask="strided")
     assert_all_right([(workload, possible_choice(workload, run, *tiling)) for run in RUNS for tiling in TILINGS])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("run", RUNS)
+def test_pieces_of_a_cluster_on_gpu(run, dtype):
+    masks = WIDE_ROWS, "bigbird:window=8,global=2,random=1,block=8", "causal"
+    workloads = [
+        Workload(batch=2, seq_len=seq_len, heads=3, head_dim=head_dim, mask=mask, dtype=dtype)
+        for seq_len, head_dim in ((130, 128), (261, 64), (512, 32))
+        for mask in masks
+    ]
+    pairs = [(workload, choice_of(run, *tiling)) for workload in workloads for tiling in SPLIT_TILINGS]
+    possible = [pair for pair in pairs if why_impossible(*pair) is None]
+    assert {choice for _, choice in possible} == {choice_of(run, *tiling) for tiling in SPLIT_TILINGS}
+    assert {workload for workload, _ in possible} == set(workloads)
+    assert_all_right(possible)
 
 
 @pytest.mark.gpu
