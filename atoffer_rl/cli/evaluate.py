@@ -32,7 +32,8 @@ def command(
     context: typer.Context,
     workload: Workload,
     policy: Annotated[
-        str, typer.Option(metavar="POLICY", help="Policy or checkpoint.zip; shipped for the one that ships.")
+        str,
+        typer.Option("--policy", metavar="POLICY", help="Policy or checkpoint.zip; shipped for the one that ships."),
     ] = "shipped",
     budget: Annotated[
         int,

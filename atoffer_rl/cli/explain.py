@@ -57,7 +57,9 @@ def command(
     scheme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON file with a scheme, a search's result or a manifest.")
     ] = None,
-    code: Annotated[int | None, typer.Option(metavar="CODE", help="Explain what this AToffer code becomes.")] = None,
+    code: Annotated[
+        int | None, typer.Option("--code", metavar="CODE", help="Explain what this AToffer code becomes.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show what a scheme does, segment by segment.

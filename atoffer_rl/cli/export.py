@@ -31,7 +31,7 @@ def command(
     standalone: StandaloneOption = False,
     arch: Annotated[
         list[str] | None,
-        typer.Option(metavar="ARCH", help="Compiler target, such as sm_90a; may be given more than once."),
+        typer.Option("--arch", metavar="ARCH", help="Compiler target, such as sm_90a; may be given more than once."),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -51,7 +51,10 @@ StandaloneOption = Annotated[
 SecondsOption = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", min=0, help="Seconds of compiling, verifying and timing to spend. [default: no limit]"
+        "--seconds",
+        metavar="SECONDS",
+        min=0,
+        help="Seconds of compiling, verifying and timing to spend. [default: no limit]",
     ),
 ]
 SeedOption = Annotated[

@@ -31,7 +31,7 @@ def command(
     *,
     context: typer.Context,
     workload: Workload,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the table's file.")] = "table",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the table's file.")] = "table",
     workloads: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON file with a list of workloads to record together, instead of one."),
@@ -42,13 +42,17 @@ def command(
     seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=0, help="Stop cleanly after about so many, by the clock. [default: no limit]"
+            "--seconds",
+            metavar="SECONDS",
+            min=0,
+            help="Stop cleanly after about so many, by the clock. [default: no limit]",
         ),
     ] = None,
     store: StoreOption = None,
     folder: Annotated[
         Path,
         typer.Option(
+            "--folder",
             metavar="FOLDER",
             show_default=False,
             help="Where the table is written. [default: beside the tables of the package, where replay finds it]",

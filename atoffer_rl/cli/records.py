@@ -19,7 +19,9 @@ app = typer.Typer(
 )
 FolderOption = Annotated[
     Path,
-    typer.Option(metavar="FOLDER", show_default=False, help="Where the tables are. [default: those of the package]"),
+    typer.Option(
+        "--folder", metavar="FOLDER", show_default=False, help="Where the tables are. [default: those of the package]"
+    ),
 ]
 
 

@@ -28,7 +28,7 @@ def command(
         typer.Option(metavar="FIRST LAST", help="Say why operators FIRST to LAST are legal or not."),
     ] = None,
     code: Annotated[
-        int | None, typer.Option(metavar="CODE", help="Show what this AToffer code (0 to 65535) becomes.")
+        int | None, typer.Option("--code", metavar="CODE", help="Show what this AToffer code (0 to 65535) becomes.")
     ] = None,
     standalone: StandaloneOption = False,
     json: JsonOption = False,

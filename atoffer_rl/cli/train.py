@@ -55,7 +55,11 @@ EnvsOption = Annotated[
 ]
 PolicyOption = Annotated[
     str,
-    typer.Option(metavar="POLICY", help="Start from this policy or checkpoint; shipped, or random for random weights."),
+    typer.Option(
+        "--policy",
+        metavar="POLICY",
+        help="Start from this policy or checkpoint; shipped, or random for random weights.",
+    ),
 ]
 ResumeOption = Annotated[
     Path | None,

@@ -62,6 +62,26 @@ def test_help_says_what_values_are(atoffer, words):
     assert str(Path.cwd()) not in options
 
 
+def options_declared(group):
+    """Every option as its parameter's name, the word for its value and what typer was told of its flag, if anything."""
+    for found in group.registered_groups:
+        yield from options_declared(found.typer_instance)
+    for found in group.registered_commands:
+        for name, parameter in inspect.signature(found.callback).parameters.items():
+            for told in get_args(parameter.annotation):
+                if isinstance(told, typer.models.OptionInfo):
+                    yield name, told.metavar, told.default  # in an annotation, flags come first
+
+
+def test_options_called_like_their_values_say_their_names():
+    """typer 0.27 takes the flag from such a word for the value: --FOLDER."""
+    options = list(options_declared(app))
+    assert len(options) > 100
+    flags = {name: flag for name, value, flag in options if (value or "").lower() == name}
+    assert flags
+    assert {name for name, flag in flags.items() if flag != f"--{name}"} == set()
+
+
 def test_version(atoffer):
     assert atoffer("--version").out == f"atoffer_rl {__version__}\n"
 
