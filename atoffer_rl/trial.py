@@ -12,8 +12,9 @@ from atoffer_rl.scheme import EXECUTION_OPTIONS, PLAIN, Choice, Scheme
 from atoffer_rl.signature import signature
 from atoffer_rl.workload import Workload
 
-PROTOCOL_VERSION = 2
-"""2: a segment is timed after a neighbour (kernels/neighbour.py); it was timed after itself."""
+PROTOCOL_VERSION = 3
+"""3: a segment is timed after a neighbour (kernels/neighbour.py), whose own latency is what it adds to a stream of long
+kernels. 2: it was timed alone. 1: a segment was timed after itself."""
 Answers: TypeAlias = tuple[str, Choice | None, Scheme | None, str]
 """What a request asks and a trial answers: subject, choice, scheme, execution option."""
 LONGEST_US, LONGEST_SECONDS = 1e10, 1e7

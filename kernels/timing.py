@@ -27,6 +27,7 @@ COLD_FACTOR = 2
 NEIGHBOUR_REPLAYS = 200
 ATTEMPTS = 3
 Launch: TypeAlias = Callable[[], None]
+Launcher: TypeAlias = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,21 @@ class Timing:
 class Neighbour:
     """The kernel before every timed launch of a segment: see neighbour.py.
 
+    Its own latency is what it adds to a stream of long kernels, where nothing waits for a launch.
+
     Args:
         launch: Enqueues it on the stream of that handle.
+        launch_long: Enqueues a kernel that takes longer than a launch.
 
     Attributes:
         launch: The same.
-        latency_us: Of one launch that follows another of its own: the least seen, which no other work disturbed.
+        latency_us: Of one launch, from the least seen of both streams, which no other work disturbed.
     """
 
-    def __init__(self, launch: Callable[[int], None]) -> None:
+    def __init__(self, launch: Launcher, launch_long: Launcher) -> None:
         self.launch = launch
-        self.latency_us = inf
+        self._launch_long = launch_long
+        self._long_us = self._both_us = self.latency_us = inf
 
     def time(self, stream: Any) -> None:
         """Time it.
@@ -66,8 +71,15 @@ class Neighbour:
         Raises:
             LaunchError: If a launch fails or is not captured.
         """
-        samples_us = time_launches(stream, [partial(self.launch, stream.ptr)], NEIGHBOUR_REPLAYS).samples_us
-        self.latency_us = min(self.latency_us, *samples_us)
+        long = partial(self._launch_long, stream.ptr)
+
+        def both() -> None:
+            self.launch(stream.ptr)
+            long()
+
+        self._long_us = min(self._long_us, *time_launches(stream, [long], NEIGHBOUR_REPLAYS).samples_us)
+        self._both_us = min(self._both_us, *time_launches(stream, [both], NEIGHBOUR_REPLAYS, kernels=2).samples_us)
+        self.latency_us = self._both_us - self._long_us
 
 
 class CapturedGraph:

@@ -1,6 +1,7 @@
 """Segments are timed after a neighbour: what a launch adds to a stream of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_it_compiles(arch: str) -> None:
 
 
 def neighbour_of(spy: Spy, latency_us: float) -> Neighbour:
-    neighbour = Neighbour(spy.follow)
+    neighbour = Neighbour(spy.follow, lambda stream: spy.seen.append("long"))
     neighbour.latency_us = latency_us
     return neighbour
 
@@ -71,9 +72,21 @@ def test_every_launch_follows_one_and_pays_only_for_itself(monkeypatch: pytest.M
     assert len(context.pointers) * weight.nbytes > 2 * L2_BYTES
 
 
+def test_its_own_latency_is_what_it_adds_to_a_stream_of_long_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy()
+    asked = timed_as(monkeypatch, (8.0, 6.0, 7.0), (9.0, 6.5, 7.0), (5.5, 6.0), (6.25, 7.0))
+    neighbour = neighbour_of(spy, 5.0)
+    neighbour.time(STREAM)
+    assert neighbour.latency_us == 0.5
+    assert [each["kernels"] for each in asked] == [1, 2]
+    assert spy.seen == ["long", "neighbour", "long"]
+    neighbour.time(STREAM)
+    assert neighbour.latency_us == 0.75
+
+
 def test_a_neighbour_that_was_disturbed_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy()
-    timed_as(monkeypatch, (2.0, 6.0), (1.5, 6.0), (2.0, 6.0))
+    timed_as(monkeypatch, (2.0, 6.0), (4.0, 9.0), (5.5, 9.0), (2.0, 6.0))
     neighbour = neighbour_of(spy, 5.0)
     context = SegmentContext({}, {"weight": torch.ones(1)}, {}, 1)
     assert context.time(STREAM, spy, neighbour, replays=2).samples_us == (0.5, 4.5)
@@ -82,28 +95,30 @@ def test_a_neighbour_that_was_disturbed_is_timed_again(monkeypatch: pytest.Monke
 
 def test_timings_that_stay_disturbed_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy()
-    timed_as(monkeypatch, *[(2.0,), (5.0,)] * 3)
+    timed_as(monkeypatch, *[(2.0,), (4.0,), (9.0,)] * 3)
     context = SegmentContext({}, {"weight": torch.ones(1)}, {}, 1)
     with pytest.raises(LaunchError, match="leave the GPU to this process alone"):
         context.time(STREAM, spy, neighbour_of(spy, 5.0), replays=1)
 
 
 @pytest.mark.gpu(alone=True)
-def test_a_neighbour_copies_and_costs_as_a_segment_what_it_costs_alone() -> None:
+def test_a_long_neighbour_costs_as_a_segment_what_it_costs_alone() -> None:
     import cupy
 
     from atoffer_rl.kernels.launch import load_program
     from atoffer_rl.kernels.machine import current_device
 
     device, stream = current_device(), cupy.cuda.Stream(non_blocking=True)
-    program = neighbour_program()
+    program = replace(neighbour_program(), entry="long_neighbour")
     cubin = compile_kernel(program, device.arch)
     source = torch.randn(BLOCKS * THREADS * VECTOR_BYTES // 4, device="cuda")
     target = torch.zeros_like(source)
     context = SegmentContext({"source": source}, {}, {"target": target}, device.l2_bytes)
     torch.cuda.synchronize()
-    neighbour = load_neighbour(cubin)
+    neighbour, long = load_neighbour(cubin), load_program(program, cubin)
     neighbour.time(stream)
-    timed = context.time(stream, load_program(program, cubin), neighbour)
+    timed = context.time(stream, long, neighbour)
+    alone = timing.time_launches(stream, [lambda: long.launch(context.pointers[0], stream.ptr)])
     assert torch.equal(source, target)
-    assert 0.7 < min(timed.samples_us) / neighbour.latency_us < 1.4
+    assert 0.2 < neighbour.latency_us < 2.0 < alone.latency_us
+    assert timed.latency_us == pytest.approx(alone.latency_us, rel=0.1)
