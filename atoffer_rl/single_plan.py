@@ -12,11 +12,12 @@ from atoffer_rl.masks import Keep, Mask
 from atoffer_rl.row_order import FRAGMENT_ROWS
 
 NO_TILE = -1
+"""The tile of an item that has nothing to do; single.cuh knows it as a negative tile."""
 
 
 @dataclass(frozen=True)
-class SingleLayout:
-    """How many items a mask has, and how large they are.
+class SingleOutline:
+    """What is known of a `SinglePlan` before it is written: how many items a mask has, and how large they are.
 
     An item is a tile of neighbouring rows with all its columns, or with a piece of these. A tile's pieces follow one
     another, and come before whole tiles.
@@ -50,8 +51,8 @@ class SinglePlan:
     words: Words
 
     @property
-    def read_tiles(self) -> int:
-        """Tiles whose rows are read, once for each of their pieces."""
+    def row_tiles(self) -> int:
+        """Items that have a tile: each reads the rows of it."""
         return int(np.count_nonzero(self.tiles != NO_TILE))
 
     @property
@@ -61,8 +62,8 @@ class SinglePlan:
 
 
 @lru_cache(maxsize=64)
-def single_layout(mask: Mask, seq_len: int, tile_rows: int, splits: int) -> SingleLayout:
-    """The layout of `mask` that takes the least room in all and cuts no more than half of the tiles.
+def single_outline(mask: Mask, seq_len: int, tile_rows: int, splits: int) -> SingleOutline:
+    """The outline of the plan that takes the least room in all and cuts no more than half of the tiles.
 
     Args:
         mask: Any mask.
@@ -70,54 +71,61 @@ def single_layout(mask: Mask, seq_len: int, tile_rows: int, splits: int) -> Sing
         tile_rows: Rows of a tile, a multiple of 16.
         splits: Pieces of a tile that has more columns than an item has room for; 1 makes room for all.
     """
-    return _layout(_tiles(mask.keep(seq_len), tile_rows).any(axis=2).sum(axis=-1, dtype=np.int32), splits)
+    return _outline(_tiles(mask.keep(seq_len), tile_rows).any(axis=2).sum(axis=-1, dtype=np.int32), splits)
 
 
 @lru_cache(maxsize=32)
 def single_plan(mask: Mask, seq_len: int, tile_rows: int, splits: int) -> SinglePlan:
-    """The plan of `mask`; see `single_layout`."""
+    """The plan of `mask`; see `single_outline`."""
     kept = _tiles(mask.keep(seq_len), tile_rows)
     needed = kept.any(axis=2)
-    layout = single_layout(mask, seq_len, tile_rows, splits)
-    items = np.stack([_items(counts, layout, splits) for counts in needed.sum(axis=-1, dtype=np.int32)])
+    outline = single_outline(mask, seq_len, tile_rows, splits)
+    items = np.stack([_items(counts, outline, splits) for counts in needed.sum(axis=-1, dtype=np.int32)])
     tiles, first, counts = np.ascontiguousarray(np.moveaxis(items, -1, 0))
     each_mask = np.arange(len(items))[:, None]
-    place = np.arange(layout.room)
-    listed = place < counts[..., None]
+    within = np.arange(outline.room)
+    listed = within < counts[..., None]
     ascending = np.argsort(~needed, axis=-1, kind="stable").astype(np.int32)
-    place = np.where(listed, first[..., None] + place, 0)
-    columns = np.where(listed, np.take_along_axis(ascending[each_mask, tiles], place, axis=-1), 0)
+    places = np.where(listed, first[..., None] + within, 0)
+    # NO_TILE takes the last tile here, of which nothing is listed.
+    columns = np.where(listed, np.take_along_axis(ascending[each_mask, tiles], places, axis=-1), 0)
     pairs = np.take_along_axis(kept[each_mask, tiles], columns[:, :, None], axis=-1) & listed[:, :, None]
-    fragments = pairs.reshape(*tiles.shape, -1, FRAGMENT_ROWS, layout.room)
+    fragments = pairs.reshape(*tiles.shape, -1, FRAGMENT_ROWS, outline.room)
     return SinglePlan(tiles, counts, columns, lane_words(fragments))
 
 
-def _layout(counts: Int32, splits: int) -> SingleLayout:
-    """The layout for tiles of so many columns, (masks, tiles)."""
+def _outline(counts: Int32, splits: int) -> SingleOutline:
+    """The outline for tiles of so many columns, (masks, tiles)."""
     largest = int(counts.max())
     rooms = {_whole_groups(-(-largest // splits)), *map(_whole_groups, np.unique(counts).tolist())}
-    layouts = []
+    outlines = []
     for room in rooms:
         cut = (counts > room).sum(axis=-1)
+        # To cut most tiles saves little room, and block's clusters are faster there.
         if room * splits < largest or 2 * cut.max() > counts.shape[-1]:
             continue
         shared = int(cut.max()) * splits
         whole = int((counts.shape[-1] - cut).max())
-        layouts.append(SingleLayout(room, items=shared + -(-whole // splits) * splits, shared=shared))
-    return min(layouts, key=lambda layout: (layout.room * layout.items, layout.items))
+        outlines.append(SingleOutline(room, items=shared + -(-whole // splits) * splits, shared=shared))
+    return min(outlines, key=lambda outline: (outline.room * outline.items, outline.items))
 
 
-def _items(counts: Int32, layout: SingleLayout, splits: int) -> Int32:
-    """(items, 3): tile, first column and columns of each item of a mask; tiles with the most rows before them first."""
-    items = np.full((layout.items, 3), (NO_TILE, 0, 0), np.int32)
-    backwards = np.arange(len(counts), dtype=np.int32)[::-1]
-    cut, whole = (backwards[kept] for kept in (counts[::-1] > layout.room, counts[::-1] <= layout.room))
-    size = np.array([_whole_groups(-(-count // splits)) for count in counts[cut].tolist()], np.int32)
-    first = size[:, None] * np.arange(splits, dtype=np.int32)
-    columns = np.clip(counts[cut, None] - first, 0, size[:, None])
-    pieces = np.stack([np.broadcast_to(cut[:, None], first.shape), first, columns], axis=-1)
+def _items(counts: Int32, outline: SingleOutline, splits: int) -> Int32:
+    """(items, 3): of each item of a mask its tile, its first place in the tile's list of columns, and how many columns.
+
+    Tiles with the most rows before them come first.
+    """
+    items = np.full((outline.items, 3), (NO_TILE, 0, 0), np.int32)
+    over = counts > outline.room
+    cut, whole = (np.flatnonzero(chosen)[::-1] for chosen in (over, ~over))
+    size = np.array([_whole_groups(-(-count // splits)) for count in counts[cut].tolist()], np.int32)[:, None]
+    first = size * np.arange(splits)
+    piece_counts = np.clip(counts[cut, None] - first, 0, size)
+    pieces = np.stack([np.broadcast_to(cut[:, None], first.shape), first, piece_counts], axis=-1)
     items[: pieces.size // 3] = pieces.reshape(-1, 3)
-    items[layout.shared : layout.shared + len(whole)] = np.stack([whole, 0 * whole, counts[whole]], axis=-1)
+    items[outline.shared : outline.shared + len(whole)] = np.stack(
+        [whole, np.zeros_like(whole), counts[whole]], axis=-1
+    )
     return items
 
 

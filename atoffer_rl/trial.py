@@ -13,8 +13,8 @@ from atoffer_rl.signature import signature
 from atoffer_rl.workload import Workload
 
 PROTOCOL_VERSION = 3
-"""3: a segment is timed after a neighbour (kernels/neighbour.py), whose own latency is what it adds to a stream of long
-kernels. 2: it was timed alone. 1: a segment was timed after itself."""
+"""3: a neighbour's own latency is what it adds to a stream of long kernels (kernels/timing.py); in 2 it was that of a
+stream of neighbours alone. 2: a segment is timed after a neighbour (kernels/neighbour.py); in 1 it was after itself."""
 Answers: TypeAlias = tuple[str, Choice | None, Scheme | None, str]
 """What a request asks and a trial answers: subject, choice, scheme, execution option."""
 LONGEST_US, LONGEST_SECONDS = 1e10, 1e7

@@ -14,7 +14,7 @@ from atoffer_rl.operators import run_activations, run_results, run_weights
 from atoffer_rl.row_order import FRAGMENT_ROWS
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
-from atoffer_rl.single_plan import SingleLayout, single_layout, single_plan
+from atoffer_rl.single_plan import SingleOutline, single_outline, single_plan
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
@@ -50,14 +50,14 @@ class SingleTemplate:
         """The rendered kernel of `choice`."""
         values, run = dict(choice.parameters), choice.run
         entry = f"single_attention_{run.first}_{run.last}"
-        layout = _layout(workload, values)
+        outline = _outline(workload, values)
         source = render(
             "single.cu.j2",
             entry=entry,
             **shape_arguments(workload, run),
-            columns=layout.room,
-            items=layout.items,
-            shared_items=layout.shared,
+            columns=outline.room,
+            items=outline.items,
+            shared_items=outline.shared,
             threads=_threads(values),
             shared_bytes=shared_bytes(workload, values),
             **values,
@@ -80,24 +80,24 @@ class SingleTemplate:
         repeats = w.batch // len(plan.counts)
         row_bytes = w.width * w.element.itemsize
         tensors = layer_tensors(w)
-        pieces = (plan.read_tiles - len(plan.tiles) * -(-w.seq_len // choice["tile_rows"])) * repeats
+        tiles = len(plan.tiles) * -(-w.seq_len // choice["tile_rows"])
+        rows_again = (plan.row_tiles - tiles) * choice["tile_rows"] * repeats  # by a tile's pieces but the first
+        rows_read = w.rows + rows_again + 2 * int(plan.counts.sum()) * repeats
         plan_bytes = plan.tiles.nbytes + plan.counts.nbytes + plan.columns.nbytes + plan.words.nbytes
         weight_bytes = sum(tensors[name].size_bytes for name in run_weights(choice.run))
         return Work(
-            bytes_read=(w.rows + pieces * choice["tile_rows"] + 2 * int(plan.counts.sum()) * repeats) * row_bytes
-            + weight_bytes
-            + plan_bytes,
+            bytes_read=rows_read * row_bytes + weight_bytes + plan_bytes,
             bytes_written=sum(tensors[name].size_bytes for name in run_results(choice.run)),
             flops=4 * plan.steps * FRAGMENT_ROWS * GROUP_COLUMNS * w.width * repeats,
         )
 
     def geometry(self, workload: Workload, choice: Choice) -> Geometry:
         """Tiles and blocks of `choice`."""
-        layout = _layout(workload, dict(choice.parameters))
+        outline = _outline(workload, dict(choice.parameters))
         return Geometry(
             tile_rows=choice["tile_rows"],
-            tile_columns=layout.room,
-            blocks=layout.items * workload.heads * workload.batch,
+            tile_columns=outline.room,
+            blocks=outline.items * workload.heads * workload.batch,
             threads=_threads(dict(choice.parameters)),
         )
 
@@ -121,13 +121,15 @@ def _bad_splits(workload: Workload, values: Mapping[str, int], device: DeviceSpe
         return "splits must be 1, 2, 4 or 8"
     if values["splits"] == 1:
         return None
-    if not _layout(workload, values).shared:
-        return "no tile keeps so many columns more than others that pieces of it save room"
-    return no_clusters("splits", device)
+    if reason := no_clusters("splits", device):
+        return reason
+    if not _outline(workload, values).shared:
+        return f"{values['splits']} pieces save no room: no few tiles keep far more columns than the others"
+    return None
 
 
 def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
-    steps = _layout(workload, values).room // GROUP_COLUMNS
+    steps = _outline(workload, values).room // GROUP_COLUMNS
     if -(-steps // values["column_warps"]) > MOST_WARP_STEPS:
         return f"an item has {steps * GROUP_COLUMNS} columns: a warp has room for scores of {MOST_WARP_STEPS} steps"
     return too_much_shared(shared_bytes(workload, values), device)
@@ -137,14 +139,14 @@ def _threads(values: Mapping[str, int]) -> int:
     return values["tile_rows"] // FRAGMENT_ROWS * values["column_warps"] * WARP_SIZE
 
 
-def _layout(workload: Workload, values: Mapping[str, int]) -> SingleLayout:
-    return single_layout(workload.mask_spec, workload.seq_len, values["tile_rows"], values["splits"])
+def _outline(workload: Workload, values: Mapping[str, int]) -> SingleOutline:
+    return single_outline(workload.mask_spec, workload.seq_len, values["tile_rows"], values["splits"])
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
     """Dynamic shared memory of a block: see `Tiling` of single.cuh, which checks it."""
     row_bytes = workload.head_dim * workload.element.itemsize
-    matrix = _layout(workload, values).room * row_bytes
+    matrix = _outline(workload, values).room * row_bytes
     found = _threads(values) // WARP_SIZE * FRAGMENT_ROWS * (workload.head_dim + SUM_PADDING + 2) * 4
     before_values = max(values["tile_rows"] * row_bytes + matrix, found)
     alone = -(-before_values // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + matrix

@@ -77,9 +77,9 @@ def test_options_called_like_their_values_say_their_names():
     """typer 0.27 takes the flag from such a word for the value: --FOLDER."""
     options = list(options_declared(app))
     assert len(options) > 100
-    flags = {name: flag for name, value, flag in options if (value or "").lower() == name}
+    flags = [(name, flag) for name, value, flag in options if (value or "").lower() == name]
     assert flags
-    assert {name for name, flag in flags.items() if flag != f"--{name}"} == set()
+    assert [name for name, flag in flags if flag != f"--{name}"] == []
 
 
 def test_version(atoffer):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels import timing
 from atoffer_rl.kernels.compiler import compile_kernel
-from atoffer_rl.kernels.neighbour import BLOCKS, THREADS, VECTOR_BYTES, load_neighbour, neighbour_program
+from atoffer_rl.kernels.neighbour import BLOCKS, LONG_ENTRY, THREADS, VECTOR_BYTES, load_neighbour, neighbour_program
 from atoffer_rl.kernels.timing import Neighbour, SegmentContext, Timing
 
 L2_BYTES = 50 * 2**20
@@ -74,19 +75,19 @@ def test_every_launch_follows_one_and_pays_only_for_itself(monkeypatch: pytest.M
 
 def test_its_own_latency_is_what_it_adds_to_a_stream_of_long_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy()
-    asked = timed_as(monkeypatch, (8.0, 6.0, 7.0), (9.0, 6.5, 7.0), (5.5, 6.0), (6.25, 7.0))
+    asked = timed_as(monkeypatch, (8.0, 6.5, 7.0), (9.0, 7.0), (6.0, 7.0), (6.5, 7.0), (5.5,), (6.25,), (5.5,), (6.5,))
     neighbour = neighbour_of(spy, 5.0)
     neighbour.time(STREAM)
     assert neighbour.latency_us == 0.5
-    assert [each["kernels"] for each in asked] == [1, 2]
-    assert spy.seen == ["long", "neighbour", "long"]
+    assert [each["kernels"] for each in asked] == [1, 2, 1, 2]
+    assert spy.seen == ["long", "neighbour", "long"] * 2
     neighbour.time(STREAM)
     assert neighbour.latency_us == 0.75
 
 
 def test_a_neighbour_that_was_disturbed_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy()
-    timed_as(monkeypatch, (2.0, 6.0), (4.0, 9.0), (5.5, 9.0), (2.0, 6.0))
+    timed_as(monkeypatch, (2.0, 6.0), (4.0, 9.0), (5.5, 9.0), (4.5,), (6.0,), (2.0, 6.0))
     neighbour = neighbour_of(spy, 5.0)
     context = SegmentContext({}, {"weight": torch.ones(1)}, {}, 1)
     assert context.time(STREAM, spy, neighbour, replays=2).samples_us == (0.5, 4.5)
@@ -95,30 +96,34 @@ def test_a_neighbour_that_was_disturbed_is_timed_again(monkeypatch: pytest.Monke
 
 def test_timings_that_stay_disturbed_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy()
-    timed_as(monkeypatch, *[(2.0,), (4.0,), (9.0,)] * 3)
+    timed_as(monkeypatch, *[(2.0,), (4.0,), (9.0,), (4.0,), (9.0,)] * 3)
     context = SegmentContext({}, {"weight": torch.ones(1)}, {}, 1)
     with pytest.raises(LaunchError, match="leave the GPU to this process alone"):
         context.time(STREAM, spy, neighbour_of(spy, 5.0), replays=1)
 
 
 @pytest.mark.gpu(alone=True)
-def test_a_long_neighbour_costs_as_a_segment_what_it_costs_alone() -> None:
+def test_a_neighbour_copies_and_costs_beside_long_kernels_what_it_costs_alone() -> None:
     import cupy
 
     from atoffer_rl.kernels.launch import load_program
     from atoffer_rl.kernels.machine import current_device
 
     device, stream = current_device(), cupy.cuda.Stream(non_blocking=True)
-    program = replace(neighbour_program(), entry="long_neighbour")
+    program = neighbour_program()
     cubin = compile_kernel(program, device.arch)
     source = torch.randn(BLOCKS * THREADS * VECTOR_BYTES // 4, device="cuda")
     target = torch.zeros_like(source)
     context = SegmentContext({"source": source}, {}, {"target": target}, device.l2_bytes)
     torch.cuda.synchronize()
-    neighbour, long = load_neighbour(cubin), load_program(program, cubin)
+    neighbour, short = load_neighbour(cubin), load_program(program, cubin)
+    long = load_program(replace(program, entry=LONG_ENTRY), cubin)
     neighbour.time(stream)
-    timed = context.time(stream, long, neighbour)
-    alone = timing.time_launches(stream, [lambda: long.launch(context.pointers[0], stream.ptr)])
+    timed = context.time(stream, short, neighbour)
     assert torch.equal(source, target)
-    assert 0.2 < neighbour.latency_us < 2.0 < alone.latency_us
-    assert timed.latency_us == pytest.approx(alone.latency_us, rel=0.1)
+    alone, long_alone = (
+        timing.time_launches(stream, [partial(each.launch, context.pointers[0], stream.ptr)]) for each in (short, long)
+    )
+    assert neighbour.latency_us == pytest.approx(alone.latency_us, rel=0.2)
+    assert timed.latency_us == pytest.approx(alone.latency_us, rel=0.2)
+    assert long_alone.latency_us > 2.0
