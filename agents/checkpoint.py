@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 import torch
@@ -20,9 +19,10 @@ from torch import Tensor
 from atoffer_rl.agents.hyperparameters import MAX_HIDDEN
 from atoffer_rl.agents.training_state import check_training_state
 from atoffer_rl.envs.space_hash import check_space_hash
-from atoffer_rl.errors import LogError, PolicyError
+from atoffer_rl.errors import FileError, LogError, PolicyError
 from atoffer_rl.json_text import parse_json
 from atoffer_rl.quote import quote
+from atoffer_rl.regular_file import read_regular
 from atoffer_rl.whole_file import replacing
 
 FORMAT = "atoffer-policy-1"
@@ -151,13 +151,9 @@ def _content(path: Path) -> bytes:
         PolicyError: If it cannot be read, or is far larger than a policy.
     """
     try:
-        stat = path.stat()
-        if not S_ISREG(stat.st_mode):
-            kind = "a folder" if S_ISDIR(stat.st_mode) else "not a file"
-            raise PolicyError(f"{path} is {kind}: give the path of a checkpoint.zip")
-        if stat.st_size > MAX_BYTES:
-            raise PolicyError(f"{path} is larger than a policy: give the path of a checkpoint.zip")
-        return path.read_bytes()
+        return read_regular(path, MAX_BYTES)
+    except FileError as error:
+        raise PolicyError(f"cannot read policy: {error}, a checkpoint.zip") from error
     except FileNotFoundError as error:
         raise PolicyError(f"there is no policy {path}: give the path of a checkpoint.zip") from error
     except OSError as error:

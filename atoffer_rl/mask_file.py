@@ -117,6 +117,7 @@ def _check(path: str, header: _Header, seq_len: int, batch: int | None) -> None:
         raise MaskError(f"mask file {path} has shape {quote(shape)}; it must end in ({seq_len}, {seq_len})")
     masks = shape[0] if len(shape) == 3 else 1
     if batch is not None and masks not in (1, batch):
-        raise MaskError(f"mask file {path} holds {quote(masks)} masks, but batch is {batch}: it must hold 1 or {batch}")
+        right = f"1 or {batch}" if batch > 1 else "1"
+        raise MaskError(f"mask file {path} holds {quote(masks)} masks, but batch is {batch}: it must hold {right}")
     if not 0 < masks * seq_len**2 <= MAX_ELEMENTS:
         raise MaskError(f"mask file {path} has over 2**31 elements: reduce batch or seq_len")

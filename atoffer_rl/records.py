@@ -30,8 +30,7 @@ from atoffer_rl.workload import Workload
 RECORDS_FOLDER = Path(__file__).parent / "records"
 SUFFIX = ".jsonl.gz"
 FORMAT = "atoffer-table-1"
-OTHER_FORMAT = "it is of another format or protocol than this version of atoffer_rl reads"
-REMEDY = "install it again, or record it again"
+REMEDY = "record it again, or move it away"
 MOST_BYTES = 2**28
 """Of a table, unpacked: a small file may claim to be anything."""
 _OF_DAMAGE = (ValueError, TypeError, LookupError)
@@ -97,8 +96,9 @@ class TableHeader:
         """
         if not isinstance(value, dict) or "format" not in value or "protocol" not in value:
             raise StoreError("not the header of a recorded table")
-        if value["format"] != FORMAT or value["protocol"] != PROTOCOL_VERSION:
-            raise StoreError(OTHER_FORMAT)
+        for name, expected in (("format", FORMAT), ("protocol", PROTOCOL_VERSION)):
+            if type(value[name]) is not type(expected) or value[name] != expected:
+                raise StoreError(f"it is of {name} {quote(value[name])}, this version of atoffer_rl reads {expected}")
         try:
             header = cls(
                 value["table"],

@@ -64,7 +64,8 @@ class Choice:
             parameters = tuple((str(name), _whole_number(number)) for name, number in value["parameters"].items())
             return cls(Run(first, last), str(value["template"]), parameters)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SchemeError(f"not a choice: {quote(value)}") from error
+            wanted = "it needs run, template and parameters, which map names to whole numbers"
+            raise SchemeError(f"not a choice: {quote(value)}: {wanted}") from error
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,11 @@ class SinglePlan:
     columns: Int32
     words: Words
 
-    @property
-    def row_tiles(self) -> int:
-        """Items that have a tile: each reads the rows of it."""
-        return int(np.count_nonzero(self.tiles != NO_TILE))
+    def rows_read(self, seq_len: int) -> int:
+        """Rows that all items read: those of its tile that exist, by each."""
+        tile_rows = self.words.shape[2] * FRAGMENT_ROWS
+        first = self.tiles[self.tiles != NO_TILE] * tile_rows
+        return int(np.minimum(seq_len - first, tile_rows).sum())
 
     @property
     def steps(self) -> int:

@@ -130,7 +130,7 @@ class Store:
         if (protocol := self._pragma("user_version")) != PROTOCOL_VERSION:
             raise StoreError(
                 f"store {self.path} holds trials of protocol {protocol}, this version measures by protocol "
-                f"{PROTOCOL_VERSION}: choose another --store"
+                f"{PROTOCOL_VERSION}: choose another --store, or move it away"
             )
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage"  # a view may go on for ever
         tables = {name for (name,) in self._connection.execute(query)}
@@ -357,7 +357,7 @@ def _checked(path: str | Path, number: int, line: str) -> Trial:
     if trial.protocol != PROTOCOL_VERSION:
         raise StoreError(
             f"{path}, line {number}: protocol {trial.protocol}, this version measures by protocol {PROTOCOL_VERSION}: "
-            "import it with the version that wrote it"
+            "nothing was added: import it with the version that wrote it"
         )
     return trial
 

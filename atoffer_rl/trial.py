@@ -205,6 +205,7 @@ class Trial:
                     "status": Status(value["status"]),
                     "samples_us": tuple(value["samples_us"]),
                     "machine": Machine(**value["machine"]),
+                    "protocol": value["protocol"],
                 }
             )
         except SchemeError as error:

@@ -72,7 +72,9 @@ def open_cuda(
     from atoffer_rl.kernels.machine import what_is_missing
 
     if missing := what_is_missing():
-        raise DeviceUnavailable(f"live measurement needs {missing}; a command with --measurer replay needs none of it")
+        raise DeviceUnavailable(
+            f"live measurement needs {missing}; train, search and eval need none of it with --measurer replay"
+        )
     store = Store(store_path)
     try:
         measurer = CudaMeasurer(store, program_of, cache=CubinCache(cubin_folder))

@@ -65,10 +65,10 @@ class ReplayMeasurer:
         header = self.table.header
         what = f"choice {request.choice}" if isinstance(request, SegmentRequest) else f"forward {request.scheme.key}"
         option = "" if request.execution == PLAIN else f" ({request.execution})"
-        return (
-            f"{what}{option} of {describe(request.workload)} is not in table {header.table}, which holds "
-            f"{list_workloads(header.workloads)}; to measure it use --measurer cuda on a machine with a GPU"
-        )
+        asked = f"{what}{option} of {describe(request.workload)} is not in table {header.table}"
+        # Where the workload is there, a list of workloads would say that it is not.
+        held = "" if self.table.covers(request.workload) else f", which holds {list_workloads(header.workloads)}"
+        return f"{asked}{held}; to measure it use --measurer cuda on a machine with a GPU"
 
     def known(self, request: Request) -> Trial | None:
         """None: a replayed search starts with an empty memory, as a live one on a new machine does."""

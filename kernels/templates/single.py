@@ -80,9 +80,7 @@ class SingleTemplate:
         repeats = w.batch // len(plan.counts)
         row_bytes = w.width * w.element.itemsize
         tensors = layer_tensors(w)
-        tiles = len(plan.tiles) * -(-w.seq_len // choice["tile_rows"])
-        rows_again = (plan.row_tiles - tiles) * choice["tile_rows"] * repeats  # by a tile's pieces but the first
-        rows_read = w.rows + rows_again + 2 * int(plan.counts.sum()) * repeats
+        rows_read = (plan.rows_read(w.seq_len) + 2 * int(plan.counts.sum())) * repeats
         plan_bytes = plan.tiles.nbytes + plan.counts.nbytes + plan.columns.nbytes + plan.words.nbytes
         weight_bytes = sum(tensors[name].size_bytes for name in run_weights(choice.run))
         return Work(

@@ -395,8 +395,8 @@ def test_loading_draws_nothing(checkpoint, tmp_path):
 def test_what_is_no_file_is_named(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path, complaint in (
-        (tmp_path, "is a folder"),
-        (tmp_path / "pipe", "is not a file"),
+        (tmp_path, "is a folder, pipe or device: choose a regular file, a checkpoint.zip"),
+        (tmp_path / "pipe", "is a folder, pipe or device"),
         (tmp_path / ("x" * 300), "File name too long"),
         (tmp_path / "nul\0", "there can be no policy"),
     ):

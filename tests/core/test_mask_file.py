@@ -41,7 +41,7 @@ def test_file_masks(saved):
         (np.ones((12, 12), np.int32), "boolean array"),
         (np.ones((12,), bool), "boolean array"),
         (np.ones((12, 13), bool), "must end in (12, 12)"),
-        (np.ones((2, 12, 12), bool), "holds 2 masks, but batch is 16"),
+        (np.ones((2, 12, 12), bool), "holds 2 masks, but batch is 16: it must hold 1 or 16"),
         (np.array([{"pickled": True}]), "holds object of shape (1,): it must hold a boolean array"),
     ],
 )

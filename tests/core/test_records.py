@@ -176,13 +176,14 @@ def test_what_a_file_is_is_told_plainly(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     for content, says in (
         (b"hello", "not a recorded table"),
-        (gzip.compress(b'{"format": "atoffer-table-2", "protocol": 1}\n'), "another format or protocol"),
-        (gzip.compress(b'{"format": "atoffer-table-1", "protocol": 99}\n'), "another format or protocol"),
+        (gzip.compress(b'{"format": "atoffer-table-2", "protocol": 1}\n'), "is of format 'atoffer-table-2'"),
+        (gzip.compress(b'{"format": "atoffer-table-1", "protocol": 2}\n'), "is of protocol 2, this version"),
+        (gzip.compress(b'{"format": "atoffer-table-1", "protocol": 3.0}\n'), "is of protocol 3.0, "),
         (gzip.compress(b"{}\n"), "not the header"),
         (gzip.compress(b"x" * 1000)[:-12], "cut short"),
     ):
         path.write_bytes(content)
-        with pytest.raises(StoreError, match=f"{says}.*record it again") as error:
+        with pytest.raises(StoreError, match=f"{says}.*record it again, or move it away") as error:
             load_table(path)
         assert "b'" not in str(error.value)
         assert "damaged (" not in str(error.value)

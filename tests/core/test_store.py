@@ -123,7 +123,7 @@ def test_an_import_with_a_bad_line_adds_nothing(tmp_path: Path, line: str) -> No
 def test_trials_of_another_protocol_are_not_imported(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     path.write_text(json.dumps(replace(segment_trial(), protocol=99).to_json()))
-    with pytest.raises(StoreError, match="protocol 99"):
+    with pytest.raises(StoreError, match=r"protocol 99, .*nothing was added"):
         list(read_jsonl(path))
 
 
@@ -236,6 +236,7 @@ def test_a_store_of_another_protocol(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as error:
         Store(tmp_path / "store.db")
     assert "protocol 7" in one_line(error)
+    assert "or move it away" in one_line(error)
 
 
 def test_a_locked_store(tmp_path: Path) -> None:

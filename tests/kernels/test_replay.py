@@ -46,6 +46,9 @@ def test_what_was_not_recorded_is_said_in_one_line() -> None:
         with pytest.raises(NotRecorded, match="--measurer cuda") as error:
             measurer.measure([request])
         assert "\n" not in str(error.value)
+        assert "which holds" not in str(error.value)  # the workload is there
+    with pytest.raises(NotRecorded, match="which holds"):
+        measurer.measure([SegmentRequest(replace(WORKLOAD, seq_len=17), Choice(Run(7, 7), "toy", (("p", 1),)))])
 
 
 def test_it_is_fast() -> None:

@@ -16,6 +16,7 @@ from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.single_plan import single_plan
 from atoffer_rl.workload import Workload
+from tests.core.row_masks import Squares
 from tests.kernels.templates.checks import (
     assert_all_right,
     assert_rendered_alike,
@@ -192,6 +193,15 @@ def test_work_and_geometry_of_pieces():
     assert work.bytes_read == (3 * (130 + 16) + 2 * columns * 3) * bytes_of_row + plan_bytes(workload, choice)
     assert work.bytes_written == 3 * 130 * bytes_of_row
     assert work.flops == TEMPLATE.work(workload, choice_of()).flops
+
+
+def test_a_ragged_tile_is_read_as_far_as_it_goes():
+    """All columns are kept by the last of 77 rows: 13 rows are its tile's, and each of two pieces reads them."""
+    keep = np.eye(77, dtype=np.bool_)
+    keep[76] = True
+    plan = single_plan(Squares(keep[None]), 77, 16, 2)
+    assert plan.tiles.tolist() == [[4, 4, 3, 2, 1, 0]]
+    assert plan.rows_read(77) == 77 + 13
 
 
 def plan_bytes(workload, choice):
