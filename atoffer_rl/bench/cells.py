@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoffer_rl.device import DeviceSpec
+from atoffer_rl.dtype import DType
 from atoffer_rl.errors import DeviceUnavailable
 from atoffer_rl.kernels.choice_program import template_program
 from atoffer_rl.kernels.cubin_cache import program_hash
@@ -21,6 +22,9 @@ from atoffer_rl.workload import Workload
 ATTENTION = Run(2, 6)
 CONTEXT_BYTES = 2**30
 """What a process takes of the GPU before it has a tensor."""
+SPILL_BYTES = 11 * 2**30
+"""What float32 takes besides: registers of FlexAttention's kernels spill into local memory, of which the driver keeps
+as much as all threads that fit on the GPU could need."""
 WORKSPACE_BYTES = 2**30
 """What libraries take for themselves through torch."""
 PROJECTIONS = 6
@@ -54,6 +58,12 @@ class Cell:
     def allowed_bytes(self) -> int:
         """GPU memory that its tensors may take."""
         return allowed_bytes(self.workload)
+
+    @property
+    def process_bytes(self) -> int:
+        """GPU memory that its process may take."""
+        spilled = SPILL_BYTES if self.workload.element is DType.FLOAT32 else 0
+        return self.allowed_bytes + CONTEXT_BYTES + spilled
 
 
 def identity_of(workload: Workload) -> dict[str, Any]:

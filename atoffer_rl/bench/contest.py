@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from atoffer_rl.bench.graph_timing import capture, choose_replay, time_in_turns
+from atoffer_rl.bench.memory import OUT_OF_MEMORY, MemoryShare
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.child import first_line
 from atoffer_rl.kernels.verify import Verdict
@@ -68,15 +69,19 @@ class Contest:
     Args:
         contenders: The first is ours, whose result the others' must resemble.
         launches: How many calls each of a contender's graphs holds.
+        share: GPU memory that it was promised; None if it has the GPU to itself.
 
     Raises:
-        LaunchError: If ours fails.
+        LaunchError: If ours fails, or one finds no memory because the promise is broken.
     """
 
-    def __init__(self, contenders: Sequence[Contender], launches: Sequence[int]) -> None:
+    def __init__(
+        self, contenders: Sequence[Contender], launches: Sequence[int], share: MemoryShare | None = None
+    ) -> None:
         self._result: torch.Tensor | None = None
         self._contenders = contenders
         self._launches = launches
+        self._share = share
         self._pool = torch.cuda.graph_pool_handle()
         self._kept: list[Launch] = []
         self._graphs: dict[str, dict[int, torch.cuda.CUDAGraph]] = {}
@@ -103,7 +108,10 @@ class Contest:
                     self._graphs[contender.key] = capture(launch, self._launches, self._pool)
                 self._kept.append(launch)
             except Exception as error:  # noqa: BLE001  whatever stops a peer is its reason, not the bench's end
-                self._errors[contender.key] = reason_of(error, [str(warning.message) for warning in noted])
+                reason = reason_of(error, [str(warning.message) for warning in noted])
+                if OUT_OF_MEMORY in reason and self._share is not None:
+                    self._share.check()
+                self._errors[contender.key] = reason
                 # A capture that failed may have left the allocator believing that it goes on in that pool.
                 self._pool = torch.cuda.graph_pool_handle()
 
@@ -157,7 +165,7 @@ def reason_of(error: BaseException, noted: Sequence[str]) -> str:
         noted: Warnings given before: SDPA tells in them why it has no kernel.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
+        return OUT_OF_MEMORY
     line = first_line(error)
     if error.__context__ is not None and "capture" in line:  # the end of a capture that something else broke
         return reason_of(error.__context__, noted)

@@ -13,6 +13,7 @@ import torch
 from atoffer_rl.bench.cells import ATTENTION, Cell, identity_of
 from atoffer_rl.bench.contest import OURS, Contender, Contest, Launch, row_of
 from atoffer_rl.bench.graph_timing import GRAPH_LAUNCHES
+from atoffer_rl.bench.memory import MemoryShare
 from atoffer_rl.bench.peers import Peer, attention_function, attention_peers, prepared
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.encoder import addresses
@@ -46,14 +47,20 @@ class CellBench:
 
     Raises:
         CompileError: If one of our choices does not compile.
-        LaunchError: If one of our choices does not run, or gives a wrong result.
+        LaunchError: If one of our choices does not run, or gives a wrong result; if others have taken the memory that
+            it was promised.
     """
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        workload, device = cell.workload, torch.device("cuda", torch.cuda.current_device())
-        _limit_memory(cell.allowed_bytes)
-        self._segments = {str(choice): load_choice(workload, choice) for choice in cell.fastest}
+        self._share = MemoryShare(cell.allowed_bytes)
+        self._share.keep_to()
+        with self._share.missed():
+            self._prepare()
+
+    def _prepare(self) -> None:
+        workload, device = self._cell.workload, torch.device("cuda", torch.cuda.current_device())
+        self._segments = {str(choice): load_choice(workload, choice) for choice in self._cell.fastest}
         self._verdicts = self._verified(Inputs.RANDOM, batch_chunks(workload))
         self._peaked = self._verified(Inputs.PEAKED, _peaked_chunks(workload))
         torch.cuda.empty_cache()
@@ -61,7 +68,7 @@ class CellBench:
         self._out = _result_tensor(workload, inputs)
         contenders = [_ours(name, segment, inputs, self._out) for name, segment in self._segments.items()]
         contenders += [_peer(workload, peer, inputs["qkv"]) for peer in attention_peers(workload, device)]
-        self._contest = Contest(contenders, GRAPH_LAUNCHES)
+        self._contest = Contest(contenders, GRAPH_LAUNCHES, self._share)
 
     def _verified(self, kind: Inputs, chunks: Iterable[slice]) -> dict[str, Verdict]:
         workload = self._cell.workload
@@ -89,8 +96,13 @@ class CellBench:
         return worst
 
     def time(self, replays: int) -> dict[str, Any]:
-        """The cell's row."""
-        standing = self._contest.time(replays)
+        """The cell's row.
+
+        Raises:
+            LaunchError: If others have taken the memory that it needs.
+        """
+        with self._share.missed():
+            standing = self._contest.time(replays)
         name = standing.options[OURS]
         ours = {"ours_choice": name, "ours_source": self._cell.source_hash}
         shared = row_of(standing, self._verdicts[name], floor_us(self._cell.workload))
@@ -137,12 +149,6 @@ def floor_us(workload: Workload) -> float:
     tensors = layer_tensors(workload)
     moved = tensors["qkv"].size_bytes + tensors[RESULT].size_bytes
     return max(SMALLEST_FLOOR_US, memory_us(moved, current_device()))
-
-
-def _limit_memory(allowed_bytes: int) -> None:
-    """Keep torch in this process from taking what other cells were promised."""
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total))
 
 
 def _peaked_chunks(workload: Workload) -> list[slice]:

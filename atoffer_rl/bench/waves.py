@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, TypeAlias
 
-from atoffer_rl.bench.cells import CONTEXT_BYTES, Cell
+from atoffer_rl.bench.cells import Cell
 from atoffer_rl.kernels.child import Child, End, Job, JobMaker, Outcome
 
 PREPARE_SECONDS = 400.0
@@ -74,7 +74,7 @@ def pack(sizes: Sequence[int], room: float, most: int) -> list[list[int]]:
 
 def waves_of(cells: Sequence[Cell], free_bytes: int, jobs: int) -> list[list[Cell]]:
     """The cells in waves that fit into `free_bytes` of GPU memory."""
-    sizes = [cell.allowed_bytes + CONTEXT_BYTES for cell in cells]
+    sizes = [cell.process_bytes for cell in cells]
     return [[cells[index] for index in group] for group in pack(sizes, (1 - SPARE_SHARE) * free_bytes, jobs)]
 
 

@@ -37,6 +37,14 @@ def test_small_cells_share_a_wave_and_large_ones_do_not():
     assert len(waves_of([cell(16, 2048), cell(8, 4096), cell(1, 64)], 30 * GIB, 16)) == 2
 
 
+def test_float32_has_room_for_registers_that_spill():
+    narrow, wide = (
+        Cell(Workload(batch=1, seq_len=64, dtype=dtype), cell().fastest, "hash") for dtype in ("float16", "float32")
+    )
+    assert wide.process_bytes - wide.allowed_bytes > 10 * (narrow.process_bytes - narrow.allowed_bytes)
+    assert len(waves_of([wide] * 4, 40 * GIB, 16)) == 2
+
+
 def test_memory_grows_with_the_scores_up_to_a_limit():
     sizes = [allowed_bytes(Workload(batch=8, seq_len=seq_len)) for seq_len in (64, 512, 1024, 2048, 4096)]
     assert sizes == sorted(sizes)
