@@ -251,10 +251,20 @@ def grid_part(grid: str, path: Path) -> str:
         return ""
     columns, lines = speedup_table(record["rows"])
     dtypes = "/".join(sorted({row["dtype"] for row in rows}))
+    taken = f"{dtypes}, torch {record['versions']['torch']}{age_of(record)}{part_of(grid, record)}"
     return (
-        f"Grid {grid} on {record['device']} ({dtypes}, torch {record['versions']['torch']}{age_of(record)}): "
+        f"Grid {grid} on {record['device']} ({taken}): "
         f"{means_of(rows)} ([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
     )
+
+
+def part_of(grid: str, record: dict[str, Any]) -> str:
+    """What is said of a record of `bench mha` that does not hold all cells of `grid` yet."""
+    from atoffer_rl.bench.grids import grid_workloads
+    from atoffer_rl.workload import Workload
+
+    cells = len(grid_workloads(grid, Workload(batch=1, seq_len=64)))
+    return "" if len(record["rows"]) == cells else f", {len(record['rows'])} of {cells} cells"
 
 
 def age_of(record: dict[str, Any]) -> str:
