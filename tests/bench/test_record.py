@@ -105,7 +105,7 @@ def test_the_readme_shows_speedups_by_cell(monkeypatch, tmp_path):
     record.add(row())
     record.add(row(batch=8, speedup=8.0))
     text = readme.attention()
-    assert "Grid paper on GPU (float16, torch 2, of earlier kernels): geometric mean 4.00 " in text
+    assert "Grid paper on GPU (float16, torch 2, of earlier kernels, 2 of 42 cells): geometric mean 4.00 " in text
     assert "geometric mean 4.00 ([record](benchmarks/results/mha_paper_one.json))" in text
     assert "| strided | 8 | 8.00 |" in text
 
