@@ -5,4 +5,4 @@ import sys
 from atoffer_rl.cli.start import start
 
 if __name__ == "__main__":
-    sys.exit(start(["train", *sys.argv[1:]], program="train_agent.py"))
+    sys.exit(start(sys.argv[1:], program="train_agent.py", command="train"))

@@ -23,12 +23,14 @@ from atoffer_rl.cli import (
 from atoffer_rl.cli.errors import run_guarded
 from atoffer_rl.cli.interrupts import endings_interrupt
 
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
 app = typer.Typer(
     name="atoffer",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings=SETTINGS,
 )
 app.command("train")(train.command)
 app.command("search")(search.command)
@@ -62,13 +64,20 @@ def options(
     """
 
 
-def run(arguments: Sequence[str], program: str = "atoffer") -> int:
-    """Run the command line `arguments`; the exit status."""
-    words = list(arguments) or ["--help"]
-    group = typer.main.get_command(app)
-    place = " ".join([program, *_command_in(group, words)])
+def run(arguments: Sequence[str], program: str = "atoffer", command: str = "") -> int:
+    """Run a command line; the exit status.
+
+    Args:
+        arguments: Its words.
+        program: What messages call the program.
+        command: The command that the program is; if empty, the first word names it.
+    """
+    group: Any = typer.main.get_command(app)
+    target = group.commands[command] if command else group
+    words = list(arguments) if command else list(arguments) or ["--help"]
+    place = " ".join([program, *_command_in(target, words)])
     with endings_interrupt():
-        return run_guarded(program, lambda: group(words, prog_name=program, standalone_mode=False), place)
+        return run_guarded(program, lambda: target(words, prog_name=program, standalone_mode=False, **SETTINGS), place)
 
 
 def _command_in(group: Any, words: Sequence[str]) -> list[str]:

@@ -82,6 +82,15 @@ def test_options_called_like_their_values_say_their_names():
     assert [name for name, flag in flags if flag != f"--{name}"] == []
 
 
+def test_a_program_that_is_one_command_is_called_by_its_own_name(capsys):
+    assert run(["-h"], "train_agent.py", "train") == 0
+    assert capsys.readouterr().out.startswith("Usage: train_agent.py [OPTIONS]\n")
+    assert run(["--batch", "many"], "train_agent.py", "train") == 2
+    assert capsys.readouterr().err.endswith(": see train_agent.py --help\n")
+    assert run(["--budget", "1", "--seq-len", "65"], "train_agent.py", "train") == 1
+    assert capsys.readouterr().err.startswith("train_agent.py: ")
+
+
 def test_version(atoffer):
     assert atoffer("--version").out == f"atoffer_rl {__version__}\n"
 
