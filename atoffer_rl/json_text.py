@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from atoffer_rl.quote import quote
+
 MOST_LEVELS = 100
 """Lists and objects in one another: more than anything holds that is written here, few enough to be walked through."""
 
@@ -11,10 +13,11 @@ def parse_json(text: str | bytes) -> Any:
     """What `text` is the JSON of.
 
     Raises:
-        ValueError: If it is no JSON, is nested too deeply, or holds a number of more digits than Python reads.
+        ValueError: If it is no JSON, is nested too deeply, gives a name twice in one object, or holds a number of more
+            digits than Python reads.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     level = [value]
@@ -23,6 +26,16 @@ def parse_json(text: str | bytes) -> Any:
         if not level:
             return value
     raise ValueError("it is nested too deeply")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; which of two values of one name was meant, nobody can tell."""
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"it gives {quote(name)} twice")
+        values[name] = value
+    return values
 
 
 def _inside(value: Any) -> list[Any]:

@@ -24,3 +24,9 @@ def test_what_is_nested_too_deeply_is_refused(pair, levels):
 def test_what_is_no_json(text):
     with pytest.raises(ValueError):  # noqa: PT011
         parse_json(text)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 1}', '[{"c": {"a": {}, "a": []}}]'])
+def test_a_name_given_twice_is_refused(text):
+    with pytest.raises(ValueError, match="gives 'a' twice"):
+        parse_json(text)
