@@ -1,7 +1,7 @@
-"""Writes the README's generated parts from committed records and from the package itself.
+"""Writes the README's generated parts from committed records and from the package itself, and what it links to.
 
-python benchmarks/readme.py            write them, and draw the picture that one of them shows
-python benchmarks/readme.py --check    exit with 1 if they, or the picture, are not what is there
+python benchmarks/readme.py            write them, the picture that one of them shows, and docs/attention.md
+python benchmarks/readme.py --check    exit with 1 if one of these is not what is there
 """
 
 import argparse
@@ -21,6 +21,7 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
 HEADLINE_GRID = "mha_paper_h200.json"
 PICTURE = ROOT / "docs" / "search.svg"
+DETAILS = ROOT / "docs" / "attention.md"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -211,21 +212,44 @@ def seeds() -> str:
     )
 
 
-def attention() -> str:
-    """Speedups by cell, of every committed record of `atoffer bench mha`; empty if there is none."""
+def grid_paths() -> list[tuple[str, Path]]:
+    """Every committed record of a grid of `atoffer bench mha`, with the grid's name, in the grids' order."""
     from atoffer_rl.bench.grids import GRIDS
 
     named = re.compile(rf"mha_({'|'.join(GRIDS)})_[^_]+")
     paths = {path: found[1] for path in sorted(RESULTS.glob("mha_*.json")) if (found := named.fullmatch(path.stem))}
-    parts = [part for grid in GRIDS for path, name in paths.items() if name == grid and (part := grid_part(grid, path))]
+    return [(grid, path) for grid in GRIDS for path, name in paths.items() if name == grid]
+
+
+def attention() -> str:
+    """Speedups by cell, of every committed record of `atoffer bench mha`; empty if there is none."""
+    parts = [part for grid, path in grid_paths() if (part := grid_part(grid, path))]
     if not parts:
         return ""
-    rows = [row for path in paths for row in load(path.name)["rows"]]
+    rows = [row for _, path in grid_paths() for row in load(path.name)["rows"]]
     intro = (
         "Speedups of attention over the fastest peer of each cell, in one run (`atoffer bench mha --grid NAME`); "
-        f"below 1 the peer is faster. {peers_of(rows)}"
+        "below 1 the peer is faster. [Latencies, floors, errors and choices](docs/attention.md) are listed apart. "
+        f"{peers_of(rows)}"
     )
     return "\n\n".join([intro, *parts])
+
+
+def attention_details() -> str:
+    """The whole of docs/attention.md."""
+    from atoffer_rl.bench.record import details_table
+
+    intro = (
+        "Written by `benchmarks/readme.py` from the records of `atoffer bench mha --grid NAME`: latencies are medians "
+        "of one run; the floor is what reading queries, keys and values and writing the result once takes, and at "
+        "least 2 us; of the errors, on random inputs and with logits scaled by 100, the larger one is shown."
+    )
+    parts = ["# Attention, cell by cell", intro]
+    for grid, path in grid_paths():
+        record = load(path.name)
+        columns, lines = details_table(record["rows"])
+        parts += [f"## Grid {grid} on {record['device']}{age_of(record)}", table(columns, lines)]
+    return "\n\n".join(parts) + "\n"
 
 
 def peers_of(rows: Iterable[Any]) -> str:
@@ -360,16 +384,19 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    """Write or check the README and its picture."""
+    """Write or check the README and what it links to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    text = README.read_text()
-    wanted, picture = filled(text), draw_search(load("search.json"))
+    wanted = {
+        README: filled(README.read_text()).encode(),
+        PICTURE: draw_search(load("search.json")),
+        DETAILS: attention_details().encode(),
+    }
     if options.check:
-        return int(text != wanted or not PICTURE.exists() or PICTURE.read_bytes() != picture)
-    README.write_text(wanted)
-    PICTURE.write_bytes(picture)
+        return int(any(not path.exists() or path.read_bytes() != content for path, content in wanted.items()))
+    for path, content in wanted.items():
+        path.write_bytes(content)
     return 0
 
 

@@ -27,9 +27,10 @@ def generator():
 
 @pytest.fixture
 def written(generator, monkeypatch, tmp_path):
-    """The generator with a README and a picture of its own, both just written."""
+    """The generator with files of its own, all just written."""
     monkeypatch.setattr(generator, "README", tmp_path / "README.md")
     monkeypatch.setattr(generator, "PICTURE", tmp_path / "search.svg")
+    monkeypatch.setattr(generator, "DETAILS", tmp_path / "attention.md")
     monkeypatch.setattr("sys.argv", ["readme.py"])
     generator.README.write_text(TEXT)
     assert generator.main() == 0
@@ -39,6 +40,7 @@ def written(generator, monkeypatch, tmp_path):
 
 def test_generated_parts_are_up_to_date(generator):
     assert generator.filled(TEXT) == TEXT, "run python benchmarks/readme.py"
+    assert generator.DETAILS.read_text() == generator.attention_details(), "run python benchmarks/readme.py"
 
 
 def test_what_was_written_passes_the_check(written):
@@ -46,10 +48,10 @@ def test_what_was_written_passes_the_check(written):
     assert written.main() == 0
 
 
-@pytest.mark.parametrize("name", ["README", "PICTURE"])
-def test_the_check_finds_what_differs_and_leaves_it(written, name):
+@pytest.mark.parametrize(("name", "word"), [("README", "units"), ("PICTURE", "units"), ("DETAILS", "speedup")])
+def test_the_check_finds_what_differs_and_leaves_it(written, name, word):
     path = getattr(written, name)
-    path.write_text(changed := path.read_text().replace("units", "unity"))
+    path.write_text(changed := path.read_text().replace(word, "changed"))
     assert written.main() == 1
     assert path.read_text() == changed
 

@@ -113,6 +113,15 @@ def cells_table(rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
     return columns, lines
 
 
+def details_table(rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
+    """`cells_table` with the larger of the two errors as a share of its budget, and which of our choices ran."""
+    columns, lines = cells_table(rows)
+    for row, line in zip(rows, lines, strict=True):
+        shares = (row["max_error"] / row["error_budget"], row["peaked_error"] / row["peaked_budget"])
+        line += [f"{max(shares):.2f}", f"`{row['ours_choice'].partition(':')[2]}`"]
+    return [*columns, "error over its budget", "ours"], lines
+
+
 def summary_of(rows: Sequence[Row]) -> str:
     """The geometric means of the speedups, the smallest and the largest; empty if there are none."""
     known = sorted((row for row in rows if row["speedup"] is not None), key=lambda row: float(row["speedup"]))

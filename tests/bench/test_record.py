@@ -13,6 +13,7 @@ from atoffer_rl.bench.cells import source_hash
 from atoffer_rl.bench.record import (
     cells_table,
     check_writable,
+    details_table,
     geometric_mean,
     speedup_table,
     summary_of,
@@ -67,6 +68,13 @@ def test_the_table_of_cells():
     assert lines[0] == ["strided:stride=8", 1, 64, "2.0", "a", "4.0", "2.00", "2.00"]
     assert lines[1] == ["document, 3 of them", 1, 64, "2.0", "-", "-", "-", "2.00"]
     assert cells_table([row(), row(heads=3)])[0][3:5] == ["H", "W"]
+
+
+def test_the_table_of_details():
+    errors = {"max_error": 0.01, "error_budget": 0.1, "peaked_error": 0.05, "peaked_budget": 0.2}
+    columns, lines = details_table([row() | errors | {"ours_choice": "[2,6]:block(tile_rows=64)"}])
+    assert columns[-2:] == ["error over its budget", "ours"]
+    assert lines[0][-3:] == ["2.00", "0.25", "`block(tile_rows=64)`"]
 
 
 def test_the_summary():
