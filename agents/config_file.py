@@ -16,6 +16,7 @@ MAX_DIGITS = 100
 """Of a whole number in such a file."""
 MAX_ENTRIES = 256
 """Of a mapping in such a file, with all that is merged into it."""
+MERGE_TAG = "tag:yaml.org,2002:merge"
 _OF_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """Its own errors, and what its constructors raise besides."""
 
@@ -63,7 +64,7 @@ def _on_one_line(value: object) -> str:
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """YAML's safe loader, but for what makes much of a short text: long numbers, and merges of merges."""
+    """YAML's safe loader, but for long numbers, merges of merges, and what has two meanings."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         """A whole number of at most `MAX_DIGITS` digits."""
@@ -71,6 +72,17 @@ class _BoundedLoader(yaml.SafeLoader):
             raise ConstructorError(problem=f"a number has over {MAX_DIGITS} digits", problem_mark=node.start_mark)
         number: int = super().construct_yaml_int(node)
         return number
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping as it is written, which gives each name once."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE_TAG:
+                if key.value in names:
+                    raise ConstructorError(problem=f"{quote(key.value)} is given twice", problem_mark=key.start_mark)
+                names.add(key.value)
+        return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Merge into `node` what it asks for."""

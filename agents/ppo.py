@@ -142,4 +142,4 @@ class _Progress(BaseCallback):
         if log.folder is not None:
             path = log.folder / CHECKPOINT_FILE
             save_checkpoint(checkpoint_of(self.ppo, self.session, self.config), path, log.remedy)
-            log.remedy = f"what was measured is kept, make room and go on with train --resume {path}"
+            log.remedy = f"what was measured is kept, make room and run it again with --resume {path}"

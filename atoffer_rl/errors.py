@@ -33,6 +33,10 @@ class DisturbedTiming(LaunchError):
     """Other work on the GPU left nothing to be told."""
 
 
+class MemoryTaken(LaunchError):
+    """Other processes took GPU memory that this one was promised."""
+
+
 class DeviceUnavailable(AtofferError):
     """Live measurement was asked for where there is no usable GPU, or its processes cannot be started."""
 

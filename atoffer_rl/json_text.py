@@ -20,6 +20,8 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is not JSON: {error}") from error
     level = [value]
     for _ in range(MOST_LEVELS):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -33,7 +35,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            raise ValueError(f"it gives {quote(name)} twice")
+            raise ValueError(f"an object gives {quote(name)} twice: keep one of them")
         values[name] = value
     return values
 

@@ -213,12 +213,12 @@ def seeds() -> str:
 
 
 def grid_paths() -> list[tuple[str, Path]]:
-    """Every committed record of a grid of `atoffer bench mha`, with the grid's name, in the grids' order."""
+    """Every committed record with rows of a grid of `atoffer bench mha`, with the grid's name, in the grids' order."""
     from atoffer_rl.bench.grids import GRIDS
 
     named = re.compile(rf"mha_({'|'.join(GRIDS)})_[^_]+")
     paths = {path: found[1] for path in sorted(RESULTS.glob("mha_*.json")) if (found := named.fullmatch(path.stem))}
-    return [(grid, path) for grid in GRIDS for path, name in paths.items() if name == grid]
+    return [(grid, path) for grid in GRIDS for path, name in paths.items() if name == grid and load(path.name)["rows"]]
 
 
 def attention() -> str:
@@ -229,7 +229,7 @@ def attention() -> str:
     rows = [row for _, path in grid_paths() for row in load(path.name)["rows"]]
     intro = (
         "Speedups of attention over the fastest peer of each cell, in one run (`atoffer bench mha --grid NAME`); "
-        "below 1 the peer is faster. [Latencies, floors, errors and choices](docs/attention.md) are listed apart. "
+        "below 1 the peer is faster. [Another table](docs/attention.md) has latencies, errors and choices. "
         f"{peers_of(rows)}"
     )
     return "\n\n".join([intro, *parts])
@@ -238,17 +238,18 @@ def attention() -> str:
 def attention_details() -> str:
     """The whole of docs/attention.md."""
     from atoffer_rl.bench.record import details_table
+    from atoffer_rl.bench.record_file import grid_rows
 
     intro = (
         "Written by `benchmarks/readme.py` from the records of `atoffer bench mha --grid NAME`: latencies are medians "
-        "of one run; the floor is what reading queries, keys and values and writing the result once takes, and at "
-        "least 2 us; of the errors, on random inputs and with logits scaled by 100, the larger one is shown."
+        "of one run; the floor is what reading queries, keys and values and writing the result once takes, or 2 us, "
+        "what a small kernel might take, where that is more; of the errors, on random inputs and with logits scaled by "
+        "100, the larger one is shown."
     )
     parts = ["# Attention, cell by cell", intro]
     for grid, path in grid_paths():
-        record = load(path.name)
-        columns, lines = details_table(record["rows"])
-        parts += [f"## Grid {grid} on {record['device']}{age_of(record)}", table(columns, lines)]
+        rows, missing = grid_rows(grid, load(path.name)["rows"])
+        parts += [f"## {title_of(grid, path, missing)}", table(*details_table(rows))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -268,27 +269,22 @@ def peers_of(rows: Iterable[Any]) -> str:
 def grid_part(grid: str, path: Path) -> str:
     """What one record of `grid` says; empty if it has no row yet."""
     from atoffer_rl.bench.record import means_of, speedup_table
+    from atoffer_rl.bench.record_file import grid_rows
 
-    record = load(path.name)
-    rows = [row for row in record["rows"] if row["speedup"]]
-    if not rows:
+    rows, missing = grid_rows(grid, load(path.name)["rows"])
+    known = [row for row in rows if row["speedup"]]
+    if not known:
         return ""
-    columns, lines = speedup_table(record["rows"])
-    dtypes = "/".join(sorted({row["dtype"] for row in rows}))
-    taken = f"{dtypes}, torch {record['versions']['torch']}{age_of(record)}{part_of(grid, record)}"
-    return (
-        f"Grid {grid} on {record['device']} ({taken}): "
-        f"{means_of(rows)} ([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
-    )
+    said = f"{means_of(known)} ([record](benchmarks/results/{path.name}))"
+    return f"{title_of(grid, path, missing)}: {said}:\n\n{table(*speedup_table(rows))}"
 
 
-def part_of(grid: str, record: dict[str, Any]) -> str:
-    """What is said of a record of `bench mha` that does not hold all cells of `grid` yet."""
-    from atoffer_rl.bench.grids import grid_workloads
-    from atoffer_rl.workload import Workload
-
-    cells = len(grid_workloads(grid, Workload(batch=1, seq_len=64)))
-    return "" if len(record["rows"]) == cells else f", {len(record['rows'])} of {cells} cells"
+def title_of(grid: str, path: Path, missing: int) -> str:
+    """A record of `grid` in a few words: where it was taken, with what, and how many cells it lacks."""
+    record = load(path.name)
+    dtypes = "/".join(sorted({row["dtype"] for row in record["rows"]}))
+    lacks = f", {missing} cells not measured yet" if missing else ""
+    return f"Grid {grid} on {record['device']} ({dtypes}, torch {record['versions']['torch']}{age_of(record)}{lacks})"
 
 
 def age_of(record: dict[str, Any]) -> str:
@@ -297,14 +293,17 @@ def age_of(record: dict[str, Any]) -> str:
 
 
 def of_these_kernels(record: dict[str, Any]) -> bool:
-    """Whether the shortest cell of a record of `bench mha` was taken with the kernels that are here."""
+    """Whether the shortest and the longest cell of a record were taken with the kernels that are here."""
     from atoffer_rl.bench.cells import IDENTITY, source_hash
     from atoffer_rl.device import DEFAULT_DEVICE, KNOWN_DEVICES
     from atoffer_rl.workload import Workload
 
-    row = min(record["rows"], key=lambda row: row["seq_len"])
     device = {device.name: device for device in KNOWN_DEVICES}.get(record["device"], DEFAULT_DEVICE)
-    return bool(row["ours_source"] == source_hash(Workload(**{name: row[name] for name in IDENTITY}), device))
+    by_length = sorted(record["rows"], key=lambda row: row["seq_len"])
+    return all(
+        row["ours_source"] == source_hash(Workload(**{name: row[name] for name in IDENTITY}), device)
+        for row in (by_length[0], by_length[-1])
+    )
 
 
 def encoders() -> str:

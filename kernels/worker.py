@@ -13,6 +13,7 @@ from atoffer_rl.errors import DisturbedTiming
 from atoffer_rl.kernels.anchors import STREAM_BYTES, anchor_programs
 from atoffer_rl.kernels.child import JobMaker, first_line
 from atoffer_rl.kernels.choice_program import ProgramOf, template_program
+from atoffer_rl.kernels.memory import lacks_memory
 from atoffer_rl.kernels.neighbour import load_neighbour
 from atoffer_rl.kernels.tasks import AnchorTask, ForwardTask, Greeting, Measured, SegmentTask, Task
 from atoffer_rl.kernels.timing import Neighbour, SegmentContext, Timing, time_forward, time_launches
@@ -66,11 +67,6 @@ def _checked(verdict: "Verdict", verify_seconds: float) -> Measured:
 def timed_lengths(workload: Workload) -> dict[str, list[int]]:
     """The lengths that `workload` is timed on, for a trial's detail."""
     return {LENGTHS: workload.length_spec.typical(workload.batch).tolist()}
-
-
-def lacks_memory(error: Exception) -> bool:
-    """Whether the GPU had too little memory; CuPy, torch and the driver say so in classes of their own."""
-    return "out of memory" in str(error).lower().replace("_", " ")
 
 
 class GpuWorker:

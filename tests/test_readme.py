@@ -67,7 +67,7 @@ def test_the_two_commands_are_shown():
     assert "make test" in TEXT
 
 
-@pytest.mark.parametrize("name", re.findall(r"\]\(((?!http)[^)#]+)\)", TEXT))
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"\]\(((?!http)[^)#]+)\)", TEXT))))
 def test_links_lead_somewhere(name):
     assert (ROOT / name).exists()
 

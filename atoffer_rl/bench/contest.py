@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from atoffer_rl.bench.graph_timing import capture, choose_replay, time_in_turns
-from atoffer_rl.bench.memory import OUT_OF_MEMORY, MemoryShare
+from atoffer_rl.bench.memory import MemoryShare
 from atoffer_rl.errors import LaunchError
 from atoffer_rl.kernels.child import first_line
 from atoffer_rl.kernels.verify import Verdict
@@ -69,10 +69,11 @@ class Contest:
     Args:
         contenders: The first is ours, whose result the others' must resemble.
         launches: How many calls each of a contender's graphs holds.
-        share: GPU memory that it was promised; None if it has the GPU to itself.
+        share: GPU memory that they may take; None if that is all there is.
 
     Raises:
-        LaunchError: If ours fails, or one finds no memory because the promise is broken.
+        LaunchError: If ours fails.
+        MemoryTaken: If one finds no memory because other processes have taken of the share.
     """
 
     def __init__(
@@ -107,11 +108,10 @@ class Contest:
                     self._compare(launch())
                     self._graphs[contender.key] = capture(launch, self._launches, self._pool)
                 self._kept.append(launch)
-            except Exception as error:  # noqa: BLE001  whatever stops a peer is its reason, not the bench's end
-                reason = reason_of(error, [str(warning.message) for warning in noted])
-                if OUT_OF_MEMORY in reason and self._share is not None:
-                    self._share.check()
-                self._errors[contender.key] = reason
+            except Exception as error:
+                if self._share is not None and (taken := self._share.taken(error)):
+                    raise taken from error
+                self._errors[contender.key] = reason_of(error, [str(warning.message) for warning in noted])
                 # A capture that failed may have left the allocator believing that it goes on in that pool.
                 self._pool = torch.cuda.graph_pool_handle()
 
@@ -165,7 +165,7 @@ def reason_of(error: BaseException, noted: Sequence[str]) -> str:
         noted: Warnings given before: SDPA tells in them why it has no kernel.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        return OUT_OF_MEMORY
+        return "out of memory"
     line = first_line(error)
     if error.__context__ is not None and "capture" in line:  # the end of a capture that something else broke
         return reason_of(error.__context__, noted)

@@ -44,23 +44,19 @@ class CellBench:
 
     Args:
         cell: Which.
+        share: GPU memory that it may take.
 
     Raises:
         CompileError: If one of our choices does not compile.
-        LaunchError: If one of our choices does not run, or gives a wrong result; if others have taken the memory that
-            it was promised.
+        LaunchError: If one of our choices does not run, or gives a wrong result.
+        MemoryTaken: If a contender finds no memory because other processes have taken of the share.
     """
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, share: MemoryShare) -> None:
         self._cell = cell
-        self._share = MemoryShare(cell.allowed_bytes)
-        self._share.keep_to()
-        with self._share.missed():
-            self._prepare()
-
-    def _prepare(self) -> None:
-        workload, device = self._cell.workload, torch.device("cuda", torch.cuda.current_device())
-        self._segments = {str(choice): load_choice(workload, choice) for choice in self._cell.fastest}
+        workload, device = cell.workload, torch.device("cuda", torch.cuda.current_device())
+        share.keep_to()
+        self._segments = {str(choice): load_choice(workload, choice) for choice in cell.fastest}
         self._verdicts = self._verified(Inputs.RANDOM, batch_chunks(workload))
         self._peaked = self._verified(Inputs.PEAKED, _peaked_chunks(workload))
         torch.cuda.empty_cache()
@@ -68,7 +64,7 @@ class CellBench:
         self._out = _result_tensor(workload, inputs)
         contenders = [_ours(name, segment, inputs, self._out) for name, segment in self._segments.items()]
         contenders += [_peer(workload, peer, inputs["qkv"]) for peer in attention_peers(workload, device)]
-        self._contest = Contest(contenders, GRAPH_LAUNCHES, self._share)
+        self._contest = Contest(contenders, GRAPH_LAUNCHES, share)
 
     def _verified(self, kind: Inputs, chunks: Iterable[slice]) -> dict[str, Verdict]:
         workload = self._cell.workload
@@ -96,13 +92,8 @@ class CellBench:
         return worst
 
     def time(self, replays: int) -> dict[str, Any]:
-        """The cell's row.
-
-        Raises:
-            LaunchError: If others have taken the memory that it needs.
-        """
-        with self._share.missed():
-            standing = self._contest.time(replays)
+        """The cell's row."""
+        standing = self._contest.time(replays)
         name = standing.options[OURS]
         ours = {"ours_choice": name, "ours_source": self._cell.source_hash}
         shared = row_of(standing, self._verdicts[name], floor_us(self._cell.workload))

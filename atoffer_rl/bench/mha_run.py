@@ -70,13 +70,20 @@ class MhaRun:
     def run(self, cells: Sequence[Cell], replays: int, jobs: int) -> None:
         """Bench `cells`, so many side by side; a cell that fails is told and noted.
 
+        Cells whose memory others take are tried again, with at most half as many side by side.
+
         Raises:
             LogError: If a row cannot be written.
         """
-        waves = waves_of(cells, free_bytes_here(), jobs)
-        for number, wave in enumerate(waves, 1):
-            self._say(f"wave {number} of {len(waves)}: {len(wave)} cells are prepared, then timed one by one")
-            run_wave(wave, replays, self._end)
+        left = list(cells)
+        while left:
+            wave = waves_of(left, free_bytes_here(), jobs)[0]
+            self._say(f"{len(wave)} of {len(left)} cells are prepared, then timed one by one")
+            again = run_wave(wave, replays, self._end)
+            for cell in again:
+                self._say(f"{name_of(cell.workload)}: others took its memory; it is tried again, with fewer beside it")
+            jobs = max(1, len(wave) // 2) if again else jobs
+            left = [cell for cell in left if cell not in wave or cell in again]
 
     def finish(self) -> None:
         """Write the record where it could not be written after every row, as into a pipe.

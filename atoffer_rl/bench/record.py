@@ -135,13 +135,12 @@ def summary_of(rows: Sequence[Row]) -> str:
 
 
 def means_of(rows: Sequence[Row]) -> str:
-    """The geometric mean of the speedups; where there are common masks among others, of each kind."""
-    kinds = {
-        "": [row for row in rows if row["mask"] not in COMMON_MASKS],
-        " (causal and dense)": [row for row in rows if row["mask"] in COMMON_MASKS],
-    }
-    means = [f"{geometric_mean(kind):.2f}{name}" for name, kind in kinds.items() if kind]
-    return "geometric mean " + " and ".join(means)
+    """The geometric mean of the speedups; where there are common masks among others, those apart."""
+    common = [row for row in rows if row["mask"] in COMMON_MASKS]
+    others = [row for row in rows if row["mask"] not in COMMON_MASKS]
+    if not common or not others:
+        return f"geometric mean {geometric_mean(rows):.2f}"
+    return f"geometric mean {geometric_mean(others):.2f} (causal and dense apart: {geometric_mean(common):.2f})"
 
 
 def geometric_mean(rows: Sequence[Row]) -> float:

@@ -1,15 +1,17 @@
 """Record files: how a run goes on where it stopped, and what a record may be written over."""
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from atoffer_rl.bench.cells import IDENTITY
+from atoffer_rl.bench.cells import IDENTITY, identity_of
+from atoffer_rl.bench.grids import grid_workloads
 from atoffer_rl.bench.record import Row, cells_table, check_writable, now, summary_of, table_of, write_record
 from atoffer_rl.errors import LogError, SchemeError
+from atoffer_rl.json_text import parse_json
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.whole_file import is_stream
+from atoffer_rl.workload import Workload
 
 MACHINE_FIELDS = ("device", "uuid", "driver", "versions")
 IsCurrent: TypeAlias = Callable[[Row], bool]
@@ -18,6 +20,19 @@ IsCurrent: TypeAlias = Callable[[Row], bool]
 def key_of(row: Row) -> tuple[Any, ...]:
     """What tells the row of one workload from another's."""
     return tuple(row.get(name) for name in IDENTITY)
+
+
+def grid_rows(grid: str, rows: Sequence[Row]) -> tuple[list[Row], int]:
+    """The rows of a record that are cells of `grid`, and how many cells have none.
+
+    Args:
+        grid: Its name.
+        rows: The record's, those of the grid first; what the grid leaves open is as in the first.
+    """
+    fields = {name: rows[0][name] for name in IDENTITY}
+    cells = {key_of(identity_of(cell)) for cell in grid_workloads(grid, Workload(**fields))}
+    found = [row for row in rows if key_of(row) in cells]
+    return found, len(cells) - len(found)
 
 
 class RecordFile:
@@ -138,13 +153,13 @@ def _earlier_record(path: Path, bench: str, check_row: Callable[[Any], None]) ->
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_bytes())
         for row in record["rows"]:
             check_row(row)
         return {name: record[name] for name in (*MACHINE_FIELDS, "rows")}
     except OSError as error:
         raise LogError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, SchemeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, SchemeError) as error:
         raise _not_a_record(path, bench) from error
 
 

@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any, TypeAlias
 
 from atoffer_rl.bench.cells import Cell
+from atoffer_rl.errors import MemoryTaken
 from atoffer_rl.kernels.child import Child, End, Job, JobMaker, Outcome
 
 PREPARE_SECONDS = 400.0
@@ -23,9 +24,15 @@ OnEnd: TypeAlias = Callable[[Cell, dict[str, Any] | None, str], None]
 
 @dataclass(frozen=True)
 class Prepare:
-    """Build, verify, compile and capture all of a cell."""
+    """Build, verify, compile and capture all of a cell.
+
+    Attributes:
+        cell: Which.
+        is_alone: Whether no other cell is prepared beside it.
+    """
 
     cell: Cell
+    is_alone: bool
 
 
 @dataclass(frozen=True)
@@ -41,17 +48,28 @@ def make_cell_job() -> tuple[Job, None]:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
 
+    from atoffer_rl.bench.memory import MemoryShare
     from atoffer_rl.bench.mha import CellBench
 
     torch.set_num_threads(1)
     torch.cuda.init()
+    shares: list[MemoryShare] = []
     benches: list[CellBench] = []
 
-    def job(task: Prepare | Time) -> dict[str, Any] | None:
+    def do(task: Prepare | Time) -> dict[str, Any] | None:
         if isinstance(task, Time):
             return benches[0].time(task.replays)
-        benches.append(CellBench(task.cell))
+        shares.append(MemoryShare(task.cell.allowed_bytes, is_promised=not task.is_alone))
+        benches.append(CellBench(task.cell, shares[0]))
         return None
+
+    def job(task: Prepare | Time) -> dict[str, Any] | MemoryTaken | None:
+        try:
+            return do(task)
+        except Exception as error:
+            if shares and (taken := shares[0].taken(error)):
+                return taken
+            raise
 
     return job, None
 
@@ -93,7 +111,7 @@ def run_wave(
     make_job: JobMaker = make_cell_job,
     prepare_seconds: float = PREPARE_SECONDS,
     time_seconds: float = TIME_SECONDS,
-) -> None:
+) -> list[Cell]:
     """Prepare `cells` side by side, then time them one after another.
 
     Args:
@@ -103,23 +121,38 @@ def run_wave(
         make_job: What each process does; tests plant others.
         prepare_seconds: Time limit of preparing a cell.
         time_seconds: Time limit of timing it.
+
+    Returns:
+        The cells from which others took memory that they were promised: to be tried again, with fewer beside them. A
+        cell alone is never one of them.
     """
+    again: list[Cell] = []
+
+    def end(cell: Cell, doing: str, outcome: Outcome) -> None:
+        if outcome.end is not End.ANSWERED:
+            on_end(cell, None, f"while {doing}: {outcome.reason}")
+        elif isinstance(outcome.value, MemoryTaken):
+            again.append(cell)
+        else:
+            on_end(cell, outcome.value, "")
+
     children = [Child(make_job, f"atoffer-bench-{index}") for index in range(len(cells))]
     try:
         for child, cell in zip(children, cells, strict=True):
-            child.submit(Prepare(cell), prepare_seconds)
-        prepared = _outcomes(children)
-        for child, cell, outcome in zip(children, cells, prepared, strict=True):
-            if outcome.end is not End.ANSWERED:
+            child.submit(Prepare(cell, is_alone=len(cells) == 1), prepare_seconds)
+        ready = []
+        for child, cell, outcome in zip(children, cells, _outcomes(children), strict=True):
+            if outcome.end is End.ANSWERED and outcome.value is None:
+                ready.append((child, cell))
+            else:
                 child.kill()
-                on_end(cell, None, f"while preparing: {outcome.reason}")
-        for child, cell, outcome in zip(children, cells, prepared, strict=True):
-            if outcome.end is End.ANSWERED:
-                child.submit(Time(replays), time_seconds)
-                timed = _outcomes([child])[0]
-                child.kill()
-                failed = timed.end is not End.ANSWERED
-                on_end(cell, None if failed else timed.value, f"while timing: {timed.reason}" if failed else "")
+                end(cell, "preparing", outcome)
+        for child, cell in ready:
+            child.submit(Time(replays), time_seconds)
+            (outcome,) = _outcomes([child])
+            child.kill()
+            end(cell, "timing", outcome)
+        return again
     finally:
         for child in children:
             child.kill()

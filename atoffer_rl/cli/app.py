@@ -30,7 +30,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings=SETTINGS,
 )
 app.command("train")(train.command)
 app.command("search")(search.command)
@@ -74,7 +73,7 @@ def run(arguments: Sequence[str], program: str = "atoffer", command: str = "") -
     """
     group: Any = typer.main.get_command(app)
     target = group.commands[command] if command else group
-    words = list(arguments) if command else list(arguments) or ["--help"]
+    words = list(arguments) or ([] if command else ["--help"])
     place = " ".join([program, *_command_in(target, words)])
     with endings_interrupt():
         return run_guarded(program, lambda: target(words, prog_name=program, standalone_mode=False, **SETTINGS), place)

@@ -82,8 +82,8 @@ def mha(
             print_table(*cells_table(bench.rows))
             print_line(summary_of(bench.rows))
         bench.finish()
-    if not bench.rows:
-        raise LaunchError("no cell has a row: the lines above say why")
+    if missing := len(bench.todo):
+        raise LaunchError(f"{missing} of {missing + len(bench.rows)} cells have no row: the lines above say why")
 
 
 def _check_grid(context: typer.Context, name: str) -> None:

@@ -19,7 +19,7 @@ def read_json(path: Path, kind: type[AtofferError], what: str) -> Any:
         what: What the file is meant to hold, for the message.
 
     Raises:
-        AtofferError: Of `kind`, if the file cannot be read or is not JSON.
+        AtofferError: Of `kind`, if the file cannot be read, or is no JSON with one meaning.
     """
     try:
         return parse_json(read_regular(path, MOST_BYTES).decode("utf-8-sig"))
@@ -28,4 +28,4 @@ def read_json(path: Path, kind: type[AtofferError], what: str) -> Any:
     except FileError as error:
         raise kind(f"cannot read {what}: {error}") from error
     except ValueError as error:
-        raise kind(f"{path} is not JSON: {error}") from error
+        raise kind(f"cannot read {what} {path}: {error}") from error

@@ -151,7 +151,7 @@ def _told_to_resume(log: "RunLog") -> Iterator[None]:
     except StoreError as error:
         if log.folder is None or not (checkpoint := log.folder / CHECKPOINT_FILE).is_file():
             raise
-        raise StoreError(f"{error}; then go on with train --resume {checkpoint}") from error
+        raise StoreError(f"{error}; then run it again with --resume {checkpoint}") from error
 
 
 def _start(policy: str, resume: Path | None) -> "Checkpoint | None":

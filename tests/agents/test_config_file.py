@@ -25,6 +25,12 @@ def test_aliases_and_merges_are_read(read):
     assert read("a: &a {x: 1, y: 2}\nown: {<<: *a, y: 3}") == {"x": 1, "y": 3}
 
 
+def test_what_is_given_twice_is_refused(read):
+    with pytest.raises(AtofferError, match="line 3: 'x' is given twice"):
+        read("own:\n  x: 1\n  x: 1")
+    assert read("a: &a {x: 1}\nown: {<<: *a, x: 2}") == {"x": 2}
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

@@ -1,18 +1,16 @@
-"""A broken promise of GPU memory is told apart from a peer that needs more than it may have."""
+"""Memory that others took is told apart from what a peer needs beyond its share."""
 
 import pytest
 import torch
 
+from atoffer_rl.bench import contest as contest_module
 from atoffer_rl.bench.contest import Contender, Contest
 from atoffer_rl.bench.memory import MemoryShare
-from atoffer_rl.errors import LaunchError
+from atoffer_rl.errors import LaunchError, MemoryTaken
+from tests.kernels.test_worker import MEMORY
 
-SHARE = MemoryShare(1000)
-RAN_OUT = (
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be ..."),
-    MemoryError("Out of memory allocating 512 bytes"),
-)
+PROMISED, ALONE = MemoryShare(1000, is_promised=True), MemoryShare(1000, is_promised=False)
+TORCHS = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 @pytest.fixture
@@ -26,56 +24,70 @@ def gpu(monkeypatch):
     return say
 
 
-@pytest.mark.parametrize("error", RAN_OUT)
-def test_memory_that_others_took_is_missed(gpu, error):
-    gpu(100, 899)
-    with pytest.raises(LaunchError, match="fewer --jobs"), SHARE.missed():
-        raise error
+@pytest.mark.parametrize(("reserved_bytes", "taken"), [(899, True), (900, False)])
+def test_torch_refuses_what_is_beyond_the_share_too(gpu, reserved_bytes, taken):
+    gpu(100, reserved_bytes)
+    assert isinstance(PROMISED.taken(TORCHS), MemoryTaken) is taken
+    assert ALONE.taken(TORCHS) is None
 
 
-@pytest.mark.parametrize("error", RAN_OUT)
-def test_who_wants_more_than_was_promised_is_told_so(gpu, error):
-    gpu(100, 900)
-    with pytest.raises(type(error), match="ut of memory"), SHARE.missed():
-        raise error
+@pytest.mark.parametrize("text", MEMORY)
+def test_whoever_asks_the_driver_was_refused_what_others_have(gpu, text):
+    gpu(10**6, 0)
+    assert isinstance(PROMISED.taken(RuntimeError(text)), MemoryTaken)
+    assert ALONE.taken(RuntimeError(text)) is None
 
 
-def test_other_errors_are_let_through(gpu):
+def test_a_cause_counts(gpu):
+    broken = RuntimeError("operation failed due to a previous error during capture")
+    assert PROMISED.taken(broken) is None
+    broken.__context__ = TORCHS
     gpu(0, 0)
-    with pytest.raises(ValueError, match="not today"), SHARE.missed():
-        raise ValueError("not today")
+    assert isinstance(PROMISED.taken(broken), MemoryTaken)
 
 
-def contest(share):
-    """Of one that finds no memory."""
-
-    def failing():
-        raise RAN_OUT[0]
-
-    return Contest([Contender("ours", failing)], (1,), share)
+def test_other_errors_are_nobodys_doing():
+    assert PROMISED.taken(ValueError("not today")) is None
+    taken = MemoryTaken("gone")
+    assert PROMISED.taken(taken) is taken
 
 
-def test_a_contender_that_finds_no_memory_ends_a_contest_only_where_others_took_it(gpu, monkeypatch):
+def contest(monkeypatch, share):
+    """Of ours, which works, and a peer for which torch has no memory."""
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(contest_module, "capture", lambda *_: {})
+    monkeypatch.setattr(contest_module, "time_in_turns", lambda *_: {"ours": [1.0]})
+    monkeypatch.setattr(contest_module, "choose_replay", lambda _: None)
+
+    def failing():
+        raise TORCHS
+
+    return Contest([Contender("ours", lambda: lambda: torch.ones(1)), Contender("peer", failing)], (1,), share)
+
+
+def test_a_contest_ends_where_others_took_a_peers_memory(monkeypatch, gpu):
     gpu(100, 899)
-    with pytest.raises(LaunchError, match="fewer --jobs"):
-        contest(SHARE)
-    with pytest.raises(LaunchError, match=r"^out of memory$"):
-        contest(None)
+    with pytest.raises(MemoryTaken):
+        contest(monkeypatch, PROMISED)
+
+
+@pytest.mark.parametrize("share", [PROMISED, ALONE, None])
+def test_a_peer_that_needs_too_much_is_named(monkeypatch, gpu, share):
     gpu(100, 900)
-    with pytest.raises(LaunchError, match=r"^out of memory$"):
-        contest(SHARE)
+    assert contest(monkeypatch, share)._errors == {"peer": "out of memory"}
 
 
 @pytest.mark.gpu(alone=True)
 def test_a_share_is_kept_to():
+    share = MemoryShare(2**30, is_promised=True)
     try:
-        MemoryShare(2**30).keep_to()
-        with pytest.raises(torch.OutOfMemoryError), MemoryShare(2**30).missed():
+        share.keep_to()
+        with pytest.raises(torch.OutOfMemoryError) as refusal:
             torch.empty(2**31, dtype=torch.uint8, device="cuda")
+        assert share.taken(refusal.value) is None
         free_bytes, _ = torch.cuda.mem_get_info()
-        with pytest.raises(LaunchError, match="fewer --jobs"):
-            MemoryShare(free_bytes + torch.cuda.memory_reserved() + 2**30).check()
+        more = MemoryShare(free_bytes + torch.cuda.memory_reserved() + 2**30, is_promised=True)
+        assert isinstance(more.taken(refusal.value), LaunchError)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

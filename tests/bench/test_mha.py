@@ -5,6 +5,7 @@ import torch
 
 from atoffer_rl.bench.cells import ATTENTION, Cell, source_hash
 from atoffer_rl.bench.contest import OURS
+from atoffer_rl.bench.memory import MemoryShare
 from atoffer_rl.bench.mha import CellBench, judge
 from atoffer_rl.kernels.inputs import Inputs, draw_inputs
 from atoffer_rl.kernels.legal_space import LegalSpace
@@ -43,7 +44,8 @@ def test_a_cell_has_a_whole_row():
     workload = Workload(2, 128, 2, 64, mask="causal")
     finalists = LegalSpace(workload, current_device()).choices(ATTENTION)[:2]
     try:
-        row = CellBench(Cell(workload, finalists, source_hash(workload, current_device()))).time(24)
+        cell = Cell(workload, finalists, source_hash(workload, current_device()))
+        row = CellBench(cell, MemoryShare(cell.allowed_bytes, is_promised=False)).time(24)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert row["ours_choice"] in map(str, finalists)

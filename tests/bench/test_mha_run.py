@@ -44,31 +44,37 @@ class StandIn:
 
 @pytest.fixture
 def bench(monkeypatch):
-    """Makes runs whose waves give a row for each cell but those of batches in `dying`."""
+    """Makes runs whose waves give a row for each cell, but batches in `dying`, and in `robbed` beside others."""
     monkeypatch.setattr(mha_run, "device_here", lambda: H100)
     monkeypatch.setattr(mha_run, "machine_here", lambda: MACHINE)
     monkeypatch.setattr(mha_run, "free_bytes_here", lambda: 2**36)
-    taken, said = [], []
+    taken, said, waves = [], [], []
 
-    def run(path, dying=()):
+    def run(path, dying=(), robbed=()):
         def run_wave(cells, replays, on_end):
+            short = [cell for cell in cells if cell.workload.batch in robbed and len(cells) > 1]
+            waves.append(len(cells))
             for cell in cells:
                 taken.append(cell.workload.batch)
+                if cell in short:
+                    continue
                 if cell.workload.batch in dying:
                     on_end(cell, None, "while timing: it died")
                 else:
                     shared = {"ours_us": 2.0, "peers": {"a": 5.0}, "peer_errors": {"b": "refused"}, "speedup": 2.5}
                     identity = identity_of(cell.workload) | {"ours_source": cell.source_hash}
                     on_end(cell, identity | shared | {"bytes_floor_us": 2.0}, "")
+            return short
 
         monkeypatch.setattr(mha_run, "run_wave", run_wave)
         taken.clear()
+        waves.clear()
         found = MhaRun(CELLS, path, said.append)
         if found.todo:
             found.run(found.find_cells(StandIn()), 30, 16)
         return found
 
-    run.taken, run.said = taken, said
+    run.taken, run.said, run.waves = taken, said, waves
     return run
 
 
@@ -90,6 +96,13 @@ def test_rows_and_failures_are_kept(bench, tmp_path):
     assert record["rows"][0]["ours_source"] == source_hash(CELLS[0], H100)
     assert any("ours 2.0 us, a 5.0 us" in line for line in bench.said)
     assert "  b cannot run it: refused" in bench.said
+
+
+def test_cells_whose_memory_others_took_are_tried_again_with_fewer_beside_them(bench, tmp_path):
+    path = tmp_path / "record.json"
+    assert [row["batch"] for row in bench(path, robbed=(1,)).rows] == [1, 2]
+    assert (sorted(bench.taken), bench.waves) == ([1, 1, 2], [2, 1])
+    assert any("others took its memory; it is tried again" in line for line in bench.said)
 
 
 def test_a_stopped_run_goes_on(bench, tmp_path):

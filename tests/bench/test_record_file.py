@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from atoffer_rl.bench.record import write_record
-from atoffer_rl.bench.record_file import RecordFile, check_encoder_target, mha_rows
+from atoffer_rl.bench.record_file import RecordFile, check_encoder_target, grid_rows, mha_rows
 from atoffer_rl.errors import LogError
 from tests.core.test_store import SCHEME
 
@@ -102,6 +102,21 @@ def test_a_damaged_row_is_refused_and_kept(tmp_path, damage):
     with pytest.raises(LogError, match="not a record"):
         kept(path)
     assert path.read_text() == before
+
+
+def test_rows_of_a_grid_are_told_from_others():
+    rows = [row(), row(batch=8, seq_len=128, mask="strided:stride=11"), row(heads=3), row(seq_len=65)]
+    assert grid_rows("paper", rows) == (rows[:2], 40)
+    assert grid_rows("small", rows) == ([], 8)
+
+
+def test_what_has_two_meanings_is_refused_and_kept(tmp_path):
+    path = tmp_path / "record.json"
+    kept(path).add(row())
+    path.write_text(text := path.read_text().replace('"rows":', '"rows": [], "rows":'))
+    with pytest.raises(LogError, match="not a record of bench mha"):
+        kept(path)
+    assert path.read_text() == text
 
 
 def test_an_encoders_record_is_refused_and_kept(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from atoffer_rl.bench.cells import MOST_BYTES, Cell, allowed_bytes
 from atoffer_rl.bench.waves import Prepare, pack, run_wave, waves_of
+from atoffer_rl.errors import MemoryTaken
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
@@ -54,7 +55,10 @@ def test_memory_grows_with_the_scores_up_to_a_limit():
 
 
 def make_job():
-    """Prepares and times by the cell's batch: 2 fails to prepare, 3 dies while it is prepared, 4 hangs while timed."""
+    """Prepares and times by the cell's batch: 2 fails to prepare, 3 dies while it is prepared, 4 hangs while timed.
+
+    From 6 memory is taken while it is prepared, from 7 while it is timed, where others run beside it.
+    """
     prepared = []
 
     def job(task):
@@ -64,8 +68,12 @@ def make_job():
                 raise ValueError("no peer\nno row")
             if batch == 3:
                 os._exit(7)
+            if batch == 6 and not task.is_alone:
+                return MemoryTaken("gone")
             prepared.append(batch)
             return None
+        if prepared == [7]:
+            return MemoryTaken("gone")
         if prepared == [4]:
             time.sleep(60)
         return {"batch": prepared[0], "replays": task.replays}
@@ -79,12 +87,21 @@ def test_a_process_that_fails_costs_its_own_cell():
     def on_end(cell, row, reason):
         ended[cell.workload.batch] = (row, reason)
 
-    run_wave([cell(batch) for batch in range(1, 6)], 25, on_end, make_job, prepare_seconds=30, time_seconds=1.0)
+    cells = [cell(batch) for batch in range(1, 8)]
+    again = run_wave(cells, 25, on_end, make_job, prepare_seconds=30, time_seconds=1.0)
+    assert again == cells[5:]
+    assert sorted(ended) == [1, 2, 3, 4, 5]
     assert ended[1] == ({"batch": 1, "replays": 25}, "")
     assert ended[5] == ({"batch": 5, "replays": 25}, "")
     assert ended[2] == (None, "while preparing: no peer")
     assert ended[3] == (None, "while preparing: the process died: exit status 7")
     assert ended[4] == (None, "while timing: killed at its time limit")
+
+
+def test_a_cell_alone_is_told_so():
+    ended = []
+    assert run_wave([cell(6)], 25, lambda *end: ended.append(end), make_job) == []
+    assert ended == [(cell(6), {"batch": 6, "replays": 25}, "")]
 
 
 def make_no_job():

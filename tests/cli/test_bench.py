@@ -110,5 +110,15 @@ def test_what_is_missing_is_named(atoffer, tmp_path):
     assert not (tmp_path / "record.json").exists()
 
 
+def test_cells_without_a_row_are_a_failure(atoffer, monkeypatch):
+    """What lines above say of them may be far above."""
+    monkeypatch.setattr("atoffer_rl.bench.mha_run.device_here", lambda: H100)
+    monkeypatch.setattr("atoffer_rl.bench.mha_run.machine_here", dict)
+    monkeypatch.setattr("atoffer_rl.cli.bench._run_cells", lambda *_: None)
+    outcome = atoffer("bench", "mha", "--grid", "small")
+    assert outcome.status == 1
+    assert outcome.err == "atoffer: 8 of 8 cells have no row: the lines above say why\n"
+
+
 def test_help_shows_an_example(atoffer):
     assert "atoffer bench mha --grid paper" in atoffer("bench", "mha", "--help").out

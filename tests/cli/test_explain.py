@@ -92,10 +92,10 @@ def test_a_file(atoffer, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "is not JSON"),
+        ("{", "it is not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ("[" * 500 + "]" * 500, "nested too deeply"),
-        ('{"segments": [{"run": [0, ' + "9" * 5000 + "]}]}", "is not JSON"),
+        ('{"segments": [{"run": [0, ' + "9" * 5000 + "]}]}", "5000 digits"),
         ("[]", "a scheme is a JSON object"),
         ('{"segments": []}', "this has none"),
         ('{"segments": [3]}', "not a choice: 3"),

@@ -228,7 +228,7 @@ def test_a_full_disk_says_how_to_go_on(train, atoffer, tmp_path):
     outcome = train("--budget", 12)
     checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
     assert checkpoint.is_file()
-    assert f"what was measured is kept, make room and go on with train --resume {checkpoint}" in outcome.err
+    assert f"what was measured is kept, make room and run it again with --resume {checkpoint}" in outcome.err
 
 
 def test_a_full_store_says_how_to_go_on(train, tmp_path, monkeypatch):
@@ -238,7 +238,7 @@ def test_a_full_store_says_how_to_go_on(train, tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "note", full)
     outcome = train("--budget", 12)
     checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
-    assert outcome.err == f"atoffer: no space left: free some; then go on with train --resume {checkpoint}\n"
+    assert outcome.err == f"atoffer: no space left: free some; then run it again with --resume {checkpoint}\n"
 
 
 def test_the_default_budget_is_a_tenth(atoffer, tmp_path, table):

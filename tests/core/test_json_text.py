@@ -28,5 +28,5 @@ def test_what_is_no_json(text):
 
 @pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 1}', '[{"c": {"a": {}, "a": []}}]'])
 def test_a_name_given_twice_is_refused(text):
-    with pytest.raises(ValueError, match="gives 'a' twice"):
+    with pytest.raises(ValueError, match="an object gives 'a' twice"):
         parse_json(text)
