@@ -72,7 +72,10 @@ def run(arguments: Sequence[str], program: str = "atoffer", command: str = "") -
         command: The command that the program is; if empty, the first word names it.
     """
     group: Any = typer.main.get_command(app)
-    target = group.commands[command] if command else group
+    target = group
+    if command:
+        target = group.commands[command]
+        target.help = target.help.replace(f"atoffer {command} ", f"{program} ")
     words = list(arguments) or ([] if command else ["--help"])
     place = " ".join([program, *_command_in(target, words)])
     with endings_interrupt():

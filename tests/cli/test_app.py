@@ -84,7 +84,9 @@ def test_options_called_like_their_values_say_their_names():
 
 def test_a_program_that_is_one_command_is_called_by_its_own_name(capsys):
     assert run(["-h"], "train_agent.py", "train") == 0
-    assert capsys.readouterr().out.startswith("Usage: train_agent.py [OPTIONS]\n")
+    out = capsys.readouterr().out
+    assert out.startswith("Usage: train_agent.py [OPTIONS]\n")
+    assert "Example: train_agent.py --batch" in out
     assert run(["--batch", "many"], "train_agent.py", "train") == 2
     assert capsys.readouterr().err.endswith(": see train_agent.py --help\n")
     assert run(["--budget", "1", "--seq-len", "65"], "train_agent.py", "train") == 1
