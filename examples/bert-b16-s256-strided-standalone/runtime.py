@@ -21,6 +21,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -126,13 +127,20 @@ class _Kernel:
 @dataclass(frozen=True)
 class _LibraryCall:
     call: Any
+    refusal: type[Exception]
 
     def launch(self, pointers: Mapping[str, int], stream: int) -> None:
-        self.call.launch(pointers, stream)
+        try:
+            self.call.launch(pointers, stream)
+        except self.refusal as error:
+            raise ExportError(f"a library call was refused: {error}") from error
 
 
 class Encoder:
     """An exported encoder on the current GPU.
+
+    Activations lie in memory of its own, and library calls of a device share a workspace: what is enqueued on several
+    streams must not run at the same time.
 
     Attributes:
         manifest: What `manifest.json` says.
@@ -280,7 +288,7 @@ class Encoder:
 
     def _segment(self, segment: dict[str, Any]) -> _Kernel | _LibraryCall:
         if segment["kind"] == "library":
-            return _LibraryCall(_load_library_call(self.folder, segment))
+            return _load_library_call(_library(self.folder, self.manifest["checksum"]), segment)
         import cupy
 
         function = self._function(segment)
@@ -329,21 +337,33 @@ def _driver_launch(folder: Path) -> Any:
     return module
 
 
-def _load_library_call(folder: Path, segment: dict[str, Any]) -> Any:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+def _library(folder: Path, checksum: str) -> str:
+    """The name that the package `atoffer_library` of this export has here: another export has one of its own."""
+    name, home = f"atoffer_library_{checksum}", folder / "atoffer_library"
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, home / "__init__.py", submodule_search_locations=[str(home)])
+        if spec is None or spec.loader is None:
+            raise ExportError(f"{home} cannot be loaded: export again")
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return name
+
+
+def _load_library_call(library: str, segment: dict[str, Any]) -> _LibraryCall:
     try:
-        from atoffer_library.errors import AtofferError  # type: ignore[import-not-found]
-        from atoffer_library.matmul_library import load_matmul  # type: ignore[import-not-found]
-        from atoffer_library.program import MatmulOperand, MatmulProgram  # type: ignore[import-not-found]
+        refusal = import_module(f"{library}.errors").AtofferError
+        program = import_module(f"{library}.program")
+        load_matmul = import_module(f"{library}.matmul_library").load_matmul
     except ImportError as error:
         raise ExportError(f"this scheme makes library calls: pip install nvmath-python ({error})") from error
     fields = {
-        name: MatmulOperand(**value) if isinstance(value, dict) else value for name, value in segment["program"].items()
+        name: program.MatmulOperand(**value) if isinstance(value, dict) else value
+        for name, value in segment["program"].items()
     }
+    matmul = program.MatmulProgram(**fields | {"batch": tuple(fields["batch"])})
     try:
-        return load_matmul(MatmulProgram(**fields | {"batch": tuple(fields["batch"])}), segment["algorithm"])
-    except AtofferError as error:
+        return _LibraryCall(load_matmul(matmul, segment["algorithm"]), refusal)
+    except refusal as error:
         raise ExportError(str(error)) from error
 
 
@@ -469,18 +489,21 @@ def settled_scheme(folder: Path) -> str:
     """The scheme that `verify` settled on; the best where it has not run.
 
     Raises:
-        ExportError: If what it wrote is damaged.
+        ExportError: If what it wrote is damaged, or it found both schemes wrong.
     """
     path = folder / VERIFIED
     if not path.exists():
         return BEST
     try:
         with _open(path, MOST_MANIFEST_BYTES) as file:
-            scheme = json.load(file)["scheme"]
+            verified = json.load(file)
+        scheme, usable = verified["scheme"], verified["usable"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        scheme = None
-    if scheme not in (BEST, SAFE):
+        scheme = usable = None
+    if scheme not in (BEST, SAFE) or type(usable) is not bool:
         raise ExportError(f"{path} is damaged: verify again")
+    if not usable:
+        raise ExportError(f"{path} says that both schemes are wrong on its GPU: verify again here, or export again")
     return str(scheme)
 
 
@@ -488,21 +511,24 @@ def main() -> int:
     """`python runtime.py verify`: check and time the export here, and settle which scheme is used."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("action", choices=["verify"])
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="the export (default: this folder)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
+    folder = Path(__file__).parent
     try:
-        read_manifest(options.folder)  # before what lies beside it is run
+        read_manifest(folder)  # before what lies beside it is run
         try:
             from verification import verify  # type: ignore[import-not-found]
         except ImportError as error:
             raise missing_cupy(error) from error
-        result = verify(options.folder)
+        result = verify(folder)
     except ExportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except MemoryError:
         print("error: not enough GPU memory: free some, or export for a smaller batch", file=sys.stderr)
+        return 1
+    except RuntimeError as error:  # CuPy's, of a fault on the GPU
+        print(f"error: the GPU failed, nothing was settled: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("error: interrupted; nothing was settled", file=sys.stderr)

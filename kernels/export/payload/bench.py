@@ -33,6 +33,9 @@ def main() -> int:
     except MemoryError:
         print("error: not enough GPU memory: free some, or export for a smaller batch", file=sys.stderr)
         return 1
+    except RuntimeError as error:  # CuPy's, of a fault on the GPU
+        print(f"error: the GPU failed: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130

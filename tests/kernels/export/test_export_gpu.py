@@ -20,7 +20,7 @@ ISOLATED = """
 import runpy, sys
 sys.modules["torch"] = sys.modules["atoffer_rl"] = None
 sys.path.insert(0, sys.argv[1])
-sys.argv = ["runtime.py", "verify", "--json", "--folder", sys.argv[1]]
+sys.argv = ["runtime.py", "verify", "--json"]
 runpy.run_path(sys.path[0] + "/runtime.py", run_name="__main__")
 """
 

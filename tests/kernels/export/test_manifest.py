@@ -3,19 +3,24 @@
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from atoffer_rl.errors import ExportError
+from atoffer_rl.errors import ExportError, LaunchError
 from atoffer_rl.kernels.export.payload import runtime
 from atoffer_rl.kernels.export.writer import check_folder
 
 LENGTHS = {"shortest": [3, 3], "longest": [24, 24], "timed": [19, 8]}
 NOT_READ = {"made_with", "requires", "tolerance", "measured", "checksum", "scheme", "run", "template", "parameters"}
-DAMAGED = ('{"scheme": ', '{"scheme": "other"}', '{"scheme": []}', "{}", "[]", "[" * 100_000, "9" * 5000)
+NO_VERDICT = ('{"scheme": "best"}', '{"scheme": "other", "usable": true}', '{"scheme": [], "usable": true}')
+DAMAGED = (*NO_VERDICT, '{"scheme": ', "{}", "[]", "[" * 100_000, "9" * 5000)
 
 
 @pytest.fixture
@@ -134,8 +139,60 @@ def test_what_is_no_file_to_be_read_is_named(copy: Path, kind: str) -> None:
 
 def test_scheme_settled_by_verify_is_used(tmp_path: Path) -> None:
     assert runtime.settled_scheme(tmp_path) == "best"
-    (tmp_path / "verified.json").write_text('{"scheme": "safe"}')
+    (tmp_path / "verified.json").write_text('{"scheme": "safe", "usable": true}')
     assert runtime.settled_scheme(tmp_path) == "safe"
+
+
+def test_what_verify_found_wrong_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "verified.json").write_text('{"scheme": "safe", "usable": false}')
+    with pytest.raises(runtime.ExportError, match=r"verified\.json says that both schemes are wrong"):
+        runtime.settled_scheme(tmp_path)
+
+
+def test_each_export_has_a_library_of_its_own(copy: Path, folder: Path) -> None:
+    names = {home: runtime._library(home, str(place)) for place, home in enumerate((copy, folder))}
+    for home, name in names.items():
+        assert runtime._library(home, name.rpartition("_")[2]) == name
+        assert import_module(f"{name}.matmul_library").__file__ == str(home / "atoffer_library/matmul_library.py")
+
+
+def test_a_library_call_is_made_of_what_the_manifest_says(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = runtime.read_manifest(copy)
+    library = runtime._library(copy, manifest["checksum"])
+    loaded = []
+    monkeypatch.setattr(
+        import_module(f"{library}.matmul_library"), "load_matmul", lambda *given: loaded.append(given) or "call"
+    )
+    segments = [s for plan in manifest["schemes"].values() for s in plan["segments"] if s["kind"] == "library"]
+    for segment in segments:
+        assert runtime._load_library_call(library, segment).call == "call"
+    for (program, algorithm), segment in zip(loaded, segments, strict=True):
+        assert asdict(program) == segment["program"] | {"batch": tuple(segment["program"]["batch"])}
+        assert algorithm == segment["algorithm"]
+
+
+def test_a_library_call_that_is_refused_is_an_error_of_the_export() -> None:
+    class Refusing:
+        def launch(self, pointers: dict[str, int], stream: int) -> None:
+            raise LaunchError("no algorithm")
+
+    with pytest.raises(runtime.ExportError, match="a library call was refused: no algorithm"):
+        runtime._LibraryCall(Refusing(), LaunchError).launch({}, 0)
+
+
+def test_a_fault_on_the_gpu_is_one_line(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def verify(verified: Path) -> None:
+        assert verified == copy
+        raise RuntimeError("cudaErrorIllegalAddress:\nan illegal memory access")
+
+    monkeypatch.setattr(runtime, "__file__", str(copy / "runtime.py"))
+    monkeypatch.setattr("sys.argv", ["runtime.py", "verify"])
+    monkeypatch.setitem(sys.modules, "verification", SimpleNamespace(verify=verify))
+    assert runtime.main() == 1
+    said = "error: the GPU failed, nothing was settled: cudaErrorIllegalAddress: an illegal memory access\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, None])
