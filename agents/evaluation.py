@@ -57,6 +57,7 @@ def _search(policy: OptionPolicy, env: FusionSchemeEnv, session: Session, rehear
     observation, _ = search.reset(seed=session.seed)
     over = rehearsal.exhausted
     while not over:
+        session.check_interrupt()
         action, _ = policy.predict(observation, action_masks=search.action_masks())
         observation, _, over, _, _ = search.step(np.int64(action))
         session.note()

@@ -55,6 +55,10 @@ class PPOSearch:
     config: PPOConfig
     start: Checkpoint | None = None
 
+    def __post_init__(self) -> None:
+        if self.start is not None:  # its layers are what they are
+            object.__setattr__(self, "config", replace(self.config, hidden=self.start.hidden))
+
     def __call__(self, session: Session) -> Result:
         """Search until the budget is spent and the policy has settled, or its timesteps are over."""
         threads = torch.get_num_threads()
@@ -81,16 +85,15 @@ class PPOSearch:
 
     def model(self, session: Session, rehearsal: Rehearsal) -> ImitatingPPO:
         """The algorithm, its policy where `start` says."""
-        config = self.config if self.start is None else replace(self.config, hidden=self.start.hidden)
         model = ImitatingPPO(
-            env=DummyVecEnv([_environment(session.ledger)] * config.n_envs),
-            vf_coef=config.vf_coef,
-            max_grad_norm=config.max_grad_norm,
-            **learner_keywords(config, session.seed),
+            env=DummyVecEnv([_environment(session.ledger)] * self.config.n_envs),
+            vf_coef=self.config.vf_coef,
+            max_grad_norm=self.config.max_grad_norm,
+            **learner_keywords(self.config, session.seed),
         )
         model.set_logger(sb3_logger(session.log))
         model.lesson = lambda: rehearsal.lesson() if rehearsal.exhausted else None
-        model.imitation_coef = config.imitation_coef
+        model.imitation_coef = self.config.imitation_coef
         if self.start is not None:
             restore_model(model, self.start)
         return model
@@ -142,4 +145,4 @@ class _Progress(BaseCallback):
         if log.folder is not None:
             path = log.folder / CHECKPOINT_FILE
             save_checkpoint(checkpoint_of(self.ppo, self.session, self.config), path, log.remedy)
-            log.remedy = f"what was measured is kept, make room and run it again with --resume {path}"
+            log.remedy = f"what was measured is kept, make room and go on with atoffer train --resume {path}"

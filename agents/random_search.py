@@ -14,9 +14,10 @@ BATCH = 16
 def search(session: Session) -> Result:
     """Measure legal choices in a uniformly random order until the budget is spent."""
     ledger, order = session.ledger, shuffled_choices(session)
+    size = BATCH if ledger.seconds is None else 1  # what a choice takes, nobody knows before
     while not ledger.spent:
         session.check_interrupt()
-        batch = list(islice(order, int(min(BATCH, ledger.units_left))))
+        batch = list(islice(order, int(min(size, ledger.units_left))))
         if not batch:
             break
         ledger.measure_all(batch)

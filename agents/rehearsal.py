@@ -79,7 +79,8 @@ class Rehearsal:
     @contextmanager
     def _nothing_new(self) -> Iterator[None]:
         units, hits = self.ledger.units, self.ledger.cache_hits
-        self.ledger.units = self.ledger.units_spent
+        if not self.exhausted:
+            self.ledger.units = self.ledger.units_spent
         try:
             yield
         finally:

@@ -26,7 +26,7 @@ def checkpoint_of(model: MaskablePPO, session: Session, config: PPOConfig) -> Ch
     run = {
         "workload": ledger.workload.to_json(),
         "measurer": ledger.measurer.name,
-        "units": ledger.units,
+        "units": session.units,
         "seconds": ledger.seconds,
         "standalone": ledger.space.standalone,
         "seed": session.seed,
@@ -110,8 +110,8 @@ def resumed_session(
         measurer: Who measures from now on.
         log: Where progress is written.
         oracle_us: Layer latency of the oracle's scheme where it is known.
-        units: Budget in units of the whole search; None keeps the run's.
-        seconds: Budget in measuring seconds of the whole search; None keeps the run's.
+        units: Budget in units of the whole search.
+        seconds: Budget in measuring seconds of the whole search. Where neither is given, the run's own budget holds.
 
     Raises:
         PolicyError: If it is a policy alone, or of a legal space other than the present one.
@@ -122,8 +122,8 @@ def resumed_session(
     try:
         workload, seed = Workload.from_json(run["workload"]), int(run["seed"])
         charged = [Choice.from_json(item) for item in run["choices"]]
-        units = run["units"] if units is None else units
-        seconds = run["seconds"] if seconds is None else seconds
+        if units is None and seconds is None:
+            units, seconds = run["units"], run["seconds"]
         standalone = bool(run["standalone"])
     except (KeyError, TypeError, ValueError, SchemeError) as error:
         raise PolicyError(INCOMPLETE) from error

@@ -105,6 +105,7 @@ class Session:
         on_progress: Called with the newest point after every `note`.
         interrupted: Whether the user asked to stop, should an interrupt have got lost.
         restored: Choices that an earlier part of this search paid for.
+        units: Budget in units that it was given; the ledger's is less once some of it is forfeited.
     """
 
     ledger: Ledger
@@ -117,6 +118,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
+        self.units = self.ledger.units
         self._graph = CutGraph()
         self._statuses = dict.fromkeys(Status, 0)
         self._known = len(self.ledger.trials)

@@ -72,17 +72,17 @@ class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
         search = given["search"] if "search" in given else self.searches[self._random.integers(len(self.searches))]
         units = given["units"] if "units" in given else self._draw_budget()
         self.ledger, self._oracle_us = search.open(units), search.oracle_us
-        self._best_us = self.ledger.graph.best_us
         self._schemes_left = units + SPARE_SCHEMES
         self._settling = self.ledger.spent
         return self.env.reset(seed=seed, options={"ledger": self.ledger})
 
     def step(self, action: np.int64) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
         """Take an option; where that completes a scheme, the next one is begun."""
+        before_us = self.ledger.graph.best_us
         observation, _, built, _, info = self.env.step(action)
         if info.get("illegal", False):
             return observation, FAILURE_RETURN, True, False, info
-        reward = self._improvement()
+        reward = self._improvement(before_us)
         if not built:
             return observation, reward, False, False, info
         if self._settling:
@@ -106,10 +106,11 @@ class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
         drawn = np.exp(self._random.uniform(np.log(max(low, 1)), np.log(high + 1)))
         return int(np.clip(drawn, low, high))
 
-    def _improvement(self) -> float:
-        before, self._best_us = self._best_us, self.ledger.graph.best_us
-        return (before - self._best_us) / (self._oracle_us or before)
+    def _improvement(self, before_us: float) -> float:
+        """What this step won: others may search with the same ledger."""
+        return (before_us - self.ledger.graph.best_us) / (self._oracle_us or before_us)
 
     def _shortfall(self, info: dict[str, Any]) -> float:
-        reached_us: float = info.get("latency_us", self.ledger.unfused_us)
-        return (min(reached_us, self.ledger.unfused_us) - self._best_us) / (self._oracle_us or self._best_us)
+        best_us, unfused_us = self.ledger.graph.best_us, self.ledger.unfused_us
+        reached_us: float = min(info.get("latency_us", unfused_us), unfused_us)
+        return (reached_us - best_us) / (self._oracle_us or best_us)

@@ -1,5 +1,6 @@
 """`atoffer eval`: what a policy proposes for a workload, or finds under a budget, without learning."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,7 +68,8 @@ def command(
     with job.opened_measurer(measurer, workload, store, json) as opened:
         session = _session(checkpoint, workload, opened, budget, standalone, seed)
         report = report_rollout if session.ledger.units else report_proposal
-        return job.finish(evaluate(checkpoint, session), session, None, json, report)
+        result = job.searched(partial(evaluate, checkpoint), "eval", session)
+        return job.finish(result, session, None, json, report)
 
 
 def _session(

@@ -44,7 +44,7 @@ def command(
     """Search with any searcher, to compare them.
 
     All have the same budget and recommend the best of what was measured. ppo is `atoffer train` with the shipped
-    policy and hyperparameters, and keeps no checkpoint; oracle measures every recorded choice.
+    policy and hyperparameters; oracle measures every recorded choice.
 
     Example: atoffer search --searcher oracle --measurer replay --batch 16 --seq-len 256 --mask strided
     """

@@ -49,7 +49,7 @@ def report_rollout(result: "Result", session: "Session", forward_us: float | Non
 def _report_built(result: "Result", session: "Session", forward_us: float | None, measured: str) -> None:
     print_line(f"the policy's own scheme for {describe(session.workload)}")
     if result.rollout is None or result.rollout_us is None:
-        print_line("has no latency: one of its choices failed")
+        print_line(f"has no latency: {'one of its choices failed' if result.finished else 'it was not built yet'}")
     else:
         print_scheme(result.rollout, session.ledger)
         print_line(_latency(result.rollout_us, result.unfused_us, result.rollout_regret))
@@ -103,8 +103,16 @@ def _measured(result: "Result", session: "Session", how: str = "measured") -> st
     recorded = " when recorded" if session.ledger.measurer.name == "replay" else ""
     return (
         f"{result.units} choices {how} (the {free} of the unfused scheme are free), "
-        f"{result.seconds:.1f} s of measuring{recorded}"
+        f"{result.seconds:.1f} s of measuring{recorded}{_forfeited(session)}"
     )
+
+
+def _forfeited(session: "Session") -> str:
+    """What is left of a budget whose policy has stopped measuring."""
+    units = session.ledger.units
+    if units is None or session.units is None or units >= session.units:
+        return ""
+    return f", {session.units - units} units forfeited: the policy built schemes of known choices alone"
 
 
 def _regret(regret: float | None) -> str:

@@ -151,7 +151,7 @@ def _told_to_resume(log: "RunLog") -> Iterator[None]:
     except StoreError as error:
         if log.folder is None or not (checkpoint := log.folder / CHECKPOINT_FILE).is_file():
             raise
-        raise StoreError(f"{error}; then run it again with --resume {checkpoint}") from error
+        raise StoreError(f"{error}; then go on with atoffer train --resume {checkpoint}") from error
 
 
 def _start(policy: str, resume: Path | None) -> "Checkpoint | None":
@@ -162,12 +162,16 @@ def _start(policy: str, resume: Path | None) -> "Checkpoint | None":
 
 def _resumed(path: Path) -> "Checkpoint":
     from atoffer_rl.agents.checkpoint import load_checkpoint
+    from atoffer_rl.agents.ppo import CHECKPOINT_FILE
     from atoffer_rl.agents.run_state import check_run
 
     checkpoint = load_checkpoint(path)
     if not checkpoint.resumable:
         raise PolicyError(f"{path} is a policy, not a checkpoint of a run: use --policy instead of --resume")
     check_run(checkpoint)
+    if path.name != CHECKPOINT_FILE:
+        remedy = f"name its {CHECKPOINT_FILE}, or use --policy to start another run from this file"
+        raise PolicyError(f"{path} cannot be resumed, a run goes on in its own folder: {remedy}")
     return checkpoint
 
 

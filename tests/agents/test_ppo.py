@@ -166,6 +166,33 @@ def test_another_network_s_optimizer_is_refused(session_of, smoke, tmp_path):
         PPOSearch(smoke, checkpoint)(session_of())
 
 
+def test_a_new_budget_takes_the_place_of_the_runs(session_of, measurer, smoke, tmp_path):
+    PPOSearch(ppo_config(SMOKE | {"timesteps": 32}))(session_of(folder=tmp_path))
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    timed = replace(checkpoint, run=dict(checkpoint.run) | {"seconds": 9.0})
+
+    def limits(**budget):
+        ledger = resumed_session(timed, measurer, **budget).ledger
+        return ledger.units, ledger.seconds
+
+    assert limits() == (20, 9.0)
+    assert limits(units=60) == (60, None)
+    assert limits(seconds=99.0) == (None, 99.0)
+
+
+def test_what_is_forfeited_is_still_the_runs_budget(session_of, smoke, tmp_path):
+    session = session_of(units=30, folder=tmp_path)
+    model = PPOSearch(smoke).model(session, Rehearsal(session.ledger))
+    session.ledger.units = 9
+    assert checkpoint_of(model, session, smoke).run["units"] == 30
+
+
+def test_layers_are_those_of_the_start(session_of, smoke, tmp_path):
+    PPOSearch(smoke)(session_of(folder=tmp_path))
+    start = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    assert PPOSearch(ppo_config(SMOKE | {"hidden": 64}), start).config.hidden == start.hidden == 16
+
+
 def test_infinite_seconds_resume_as_no_limit(session_of, measurer, smoke, tmp_path):
     PPOSearch(ppo_config(SMOKE | {"timesteps": 32}))(session_of(folder=tmp_path))
     checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)

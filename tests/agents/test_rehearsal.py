@@ -57,6 +57,14 @@ def test_rehearsing_measures_nothing(session_of):
     assert (session.ledger.units, session.ledger.units_spent, session.ledger.cache_hits) == (50, 0, hits)
 
 
+def test_a_lesson_shows_what_the_environment_does_when_seconds_are_over(session_of):
+    session = session_of(units=None)
+    session.ledger.seconds = 3.0
+    random_search.search(session)
+    seen, _ = FusionSchemeEnv(ledger=session.ledger).reset()
+    assert torch.equal(Rehearsal(session.ledger).lesson().observations[0], torch.as_tensor(seen))
+
+
 def test_the_teacher_searches_then_settles(measurer, oracle_us):
     ledger = Ledger(WORKLOAD, measurer, 60)
     env = FusionSchemeEnv(ledger=ledger)

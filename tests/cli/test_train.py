@@ -221,6 +221,35 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(RunLog, "trial", full)
 
 
+def test_a_run_goes_on_in_its_own_folder(train, atoffer, tmp_path):
+    train("--budget", 12)
+    copy = tmp_path / "mine.zip"
+    copy.write_bytes((only(tmp_path / "logs") / "checkpoint.zip").read_bytes())
+    assert "a run goes on in its own folder: name its checkpoint.zip" in atoffer("train", "--resume", copy).err
+
+
+def test_what_a_policy_leaves_of_its_budget_is_told(train, monkeypatch):
+    def forfeits(session):
+        session.ledger.units = session.ledger.units_spent
+
+    monkeypatch.setattr(Session, "note", forfeits)
+    assert "units forfeited: the policy built schemes of known choices alone" in train("--budget", 12).out
+
+
+def test_an_interrupted_evaluation_says_what_is_known(train, atoffer, tmp_path, monkeypatch):
+    train("--budget", 12)
+    monkeypatch.setattr(Session, "check_interrupt", interrupt)
+    checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
+    outcome = atoffer("eval", *SHAPE, "--policy", checkpoint, "--budget", 9)
+    assert outcome.status == 130
+    assert "it was not built yet" in outcome.out
+    assert "the best path through what is known" in outcome.out
+
+
+def interrupt(session):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_says_how_to_go_on(train, atoffer, tmp_path):
     searched = atoffer("search", *SHAPE, "--log-folder", tmp_path / "searches")
@@ -228,7 +257,7 @@ def test_a_full_disk_says_how_to_go_on(train, atoffer, tmp_path):
     outcome = train("--budget", 12)
     checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
     assert checkpoint.is_file()
-    assert f"what was measured is kept, make room and run it again with --resume {checkpoint}" in outcome.err
+    assert f"what was measured is kept, make room and go on with atoffer train --resume {checkpoint}" in outcome.err
 
 
 def test_a_full_store_says_how_to_go_on(train, tmp_path, monkeypatch):
@@ -238,7 +267,7 @@ def test_a_full_store_says_how_to_go_on(train, tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "note", full)
     outcome = train("--budget", 12)
     checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
-    assert outcome.err == f"atoffer: no space left: free some; then run it again with --resume {checkpoint}\n"
+    assert outcome.err == f"atoffer: no space left: free some; then go on with atoffer train --resume {checkpoint}\n"
 
 
 def test_the_default_budget_is_a_tenth(atoffer, tmp_path, table):

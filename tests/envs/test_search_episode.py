@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN
+from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN, FusionSchemeEnv
 from atoffer_rl.envs.observation import named
 from atoffer_rl.envs.search_episode import Search, SearchEpisode
 from atoffer_rl.kernels.ledger import Ledger
@@ -32,6 +32,23 @@ def test_the_return_is_what_the_search_gained_by_the_scheme_it_settled_on(env):
         assert sum(episode.rewards) == pytest.approx(gained, abs=1e-9)
         assert ledger.reserved == 0
         assert all(env.observation_space.contains(item) for item in episode.observations)
+
+
+def test_each_is_paid_for_what_it_won_itself(searches):
+    ledger, source = searches[0].open(40), np.random.default_rng(0)
+    envs = [
+        SearchEpisode(FusionSchemeEnv(ledger=ledger), [Search(lambda _: ledger, ORACLE_US)], (40, 40), settle=False)
+        for _ in range(3)
+    ]
+    for env in envs:
+        env.reset(seed=0)
+    paid = 0.0
+    while envs:
+        env = envs.pop(0)
+        _, reward, over, *_ = env.step(source.choice(env.action_masks().nonzero()[0]))
+        paid += reward
+        envs += [] if over else [env]
+    assert paid == pytest.approx((ledger.unfused_us - ledger.graph.best_us) / ORACLE_US)
 
 
 def test_the_budget_is_spent_and_then_nothing_new_is_measured(env):
