@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from atoffer_rl.device import DeviceSpec
-from atoffer_rl.errors import FileError, NotRecorded, SchemeError, StoreError, WorkloadError
+from atoffer_rl.errors import FileError, MaskError, NotRecorded, SchemeError, StoreError, WorkloadError
 from atoffer_rl.json_text import parse_json
 from atoffer_rl.quote import quote
 from atoffer_rl.regular_file import read_regular
@@ -89,7 +89,7 @@ class TableHeader:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """The header that `to_json` wrote.
+        """The header that `to_json` wrote, without workloads whose mask is a file that cannot be had here.
 
         Raises:
             StoreError: If it is not one, or is of another protocol.
@@ -104,7 +104,7 @@ class TableHeader:
                 value["table"],
                 Machine(**value["machine"]),
                 DeviceSpec.from_json(value["device"]),
-                tuple(Workload.from_json(item) for item in value["workloads"]),
+                tuple(_workloads(value["workloads"])),
                 dict(value["spaces"]),
                 tuple(AnchorSample(**item) for item in value["anchors"]),
             )
@@ -114,6 +114,15 @@ class TableHeader:
         except WorkloadError as error:
             raise StoreError(f"a workload of the header is none: {error}") from error
         return header
+
+
+def _workloads(values: Iterable[Any]) -> Iterator[Workload]:
+    for value in values:
+        try:
+            yield Workload.from_json(value)
+        except MaskError:
+            if not value["mask"].startswith("file:"):
+                raise
 
 
 def _check_header(header: TableHeader) -> None:

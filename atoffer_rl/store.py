@@ -51,7 +51,7 @@ def trial_key(
 class Store:
     """Trials on disk. What `add` returned from survives the death of the process.
 
-    A choice measured again is kept beside its earlier trials; the newest that is not transient answers.
+    A choice measured again is kept beside its earlier trials; the one taken last that is not transient answers.
 
     Args:
         path: The file; made, with its folders, if it is not there, unless the store is for reading only.
@@ -181,12 +181,21 @@ class Store:
             self._insert(trial)
 
     def _insert(self, trial: Trial) -> None:
-        key = trial_key(trial.answers, trial.machine, trial.source_hash, trial.protocol)
-        row = (key, trial.kind, trial.status.value, json.dumps(trial.to_json()))
-        self._connection.execute("INSERT INTO trials (key, kind, status, trial) VALUES (?, ?, ?, ?)", row)
+        self._connection.execute("INSERT INTO trials (key, kind, status, trial) VALUES (?, ?, ?, ?)", _packed(trial))
+
+    def _insert_new(self, trial: Trial) -> bool:
+        """Insert `trial` unless it is there already; says whether it was not."""
+        row = _packed(trial)
+        query = "SELECT 1 FROM trials WHERE key = ? AND trial = ?"
+        if self._connection.execute(query, (row[0], row[-1])).fetchone():
+            return False
+        self._insert(trial)
+        return True
 
     def find(self, request: Request, machine: Machine, source_hash: str) -> Trial | None:
-        """The newest trial that answers `request` on `machine` for these sources and is not transient, if any.
+        """The trial taken last that answers `request` on `machine` for these sources and is not transient, if any.
+
+        Of those taken at the same time the one added last answers.
 
         Raises:
             StoreError: If the store cannot be read.
@@ -195,7 +204,8 @@ class Store:
         with self._explained():
             query = "SELECT trial FROM trials WHERE key = ? ORDER BY id DESC"
             trials = (self._trial(text) for (text,) in self._connection.execute(query, (key,)))
-            return next((trial for trial in trials if not trial.transient), None)
+            answers = (trial for trial in trials if not trial.transient)
+            return max(answers, key=lambda trial: trial.taken, default=None)
 
     def trials(self, on_damage: OnDamage | None = None) -> Iterator[Trial]:
         """Every trial, oldest first.
@@ -307,16 +317,14 @@ class Store:
             raise StoreError(f"cannot write trials to {path}: {os_reason(error)}") from error
 
     def add_all(self, trials: Iterable[Trial]) -> int:
-        """Add `trials`, all of them or none; says how many.
+        """Add those of `trials` that are not there yet, all of them or none; says how many.
 
         Raises:
             StoreError: If they cannot be read or written.
         """
-        added = list(trials)
+        given = list(trials)
         with self._explained(), self._transaction():
-            for trial in added:
-                self._insert(trial)
-        return len(added)
+            return sum(self._insert_new(trial) for trial in given)
 
     def close(self) -> None:
         """Close the file."""
@@ -372,6 +380,12 @@ def parse_trial(text: str) -> Trial:
         return Trial.from_json(parse_json(text))
     except (ValueError, TypeError) as error:
         raise StoreError("not a trial: it is no JSON") from error
+
+
+def _packed(trial: Trial) -> tuple[str, str, str, str]:
+    """The columns of `trial`: key, kind, status and the trial as JSON."""
+    key = trial_key(trial.answers, trial.machine, trial.source_hash, trial.protocol)
+    return key, trial.kind, trial.status.value, json.dumps(trial.to_json())
 
 
 def _same_file(left: Path, right: Path) -> bool:

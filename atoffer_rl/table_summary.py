@@ -62,12 +62,14 @@ def best_recorded(
     Raises:
         NotRecorded: If the recorded choices do not cover the layer.
     """
-    by_choice = latencies(table.segments(workload))
-    allowed = {choice: us for choice, us in by_choice.items() if legal is None or choice in legal}
-    best = best_schemes(allowed, 1)
+    best = best_schemes(_allowed(latencies(table.segments(workload)), legal), 1)
     if not best:
         raise NotRecorded(f"the recorded choices do not cover a layer of {describe(workload)}")
     return best[0][1], best[0][0]
+
+
+def _allowed(latencies_us: dict[Choice, float], legal: Container[Choice] | None) -> dict[Choice, float]:
+    return {choice: us for choice, us in latencies_us.items() if legal is None or choice in legal}
 
 
 def scheme_sum_us(scheme: Scheme, latencies_us: dict[Choice, float]) -> float:
@@ -75,8 +77,13 @@ def scheme_sum_us(scheme: Scheme, latencies_us: dict[Choice, float]) -> float:
     return sum(latencies_us.get(choice, float("inf")) for choice in scheme.choices)
 
 
-def check_sums(table: RecordedTable, workload: Workload) -> SumCheck:
+def check_sums(table: RecordedTable, workload: Workload, legal: Container[Choice] | None = None) -> SumCheck:
     """How well sums predict the recorded forwards of `workload`.
+
+    Args:
+        table: A recorded table.
+        workload: One of its workloads.
+        legal: The choices that the oracle and the finalists may have; None means all that were recorded.
 
     Raises:
         NotRecorded: If the oracle's forward was not recorded.
@@ -84,7 +91,7 @@ def check_sums(table: RecordedTable, workload: Workload) -> SumCheck:
     by_choice = latencies(table.segments(workload))
     recorded = table.forwards(workload)
     forwards = {scheme: trial.latency_us for scheme, trial in recorded.items() if trial.latency_us is not None}
-    finalists = best_schemes(by_choice, FINALISTS)
+    finalists = best_schemes(_allowed(by_choice, legal), FINALISTS)
     if not finalists or finalists[0][1] not in forwards:
         raise NotRecorded(f"the oracle's forward of {describe(workload)} was not recorded: run atoffer record again")
     # To the picosecond, so that equal sums tie in whatever order they were added.

@@ -106,8 +106,10 @@ class Recorder:
 
     def _earlier(self) -> TableHeader | None:
         """The last table that was begun on this machine for these workloads."""
-        headers = [TableHeader.from_json(value) for value in self._measurer.store.tables().values()]
-        mine = [h for h in headers if h.machine == self._measurer.machine and h.workloads == self._workloads]
+        asked = [workload.to_json() for workload in self._workloads]
+        # Others' headers are not read: a mask of theirs may not be had here.
+        values = [value for value in self._measurer.store.tables().values() if value.get("workloads") == asked]
+        mine = [h for h in map(TableHeader.from_json, values) if h.machine == self._measurer.machine]
         return mine[-1] if mine else None
 
     def _note(self, trial: Trial) -> None:

@@ -1,5 +1,6 @@
 """Complete tables: every legal choice of some workloads, the best again with more samples, and whole forwards."""
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from tempfile import TemporaryFile
 from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.recorder import Progress, Recorder, Tell
+from atoffer_rl.quote import quote
 from atoffer_rl.records import RECORDS_FOLDER, SUFFIX, RecordedTable, save_table
 from atoffer_rl.workload import Workload
 
@@ -52,7 +54,7 @@ def record_table(
     Args:
         measurer: The GPU; its store keeps what was measured between calls.
         workloads: What to record; a signature that several share is measured once.
-        name: Name of the file.
+        name: Name of the file: up to 100 letters, digits, `_`, `.` or `-`.
         forwards: Whole forwards of each workload: the 32 least sums, in several rounds whose samples are pooled, and
             others spread over the range of sums.
         seconds: Stop cleanly after about this long; None means no limit.
@@ -62,8 +64,9 @@ def record_table(
 
     Raises:
         DeviceUnavailable: If the GPU was lost.
-        StoreError: If a trial or the table cannot be kept.
+        StoreError: If a trial or the table cannot be kept, or the name cannot be one.
     """
+    _check_name(name)
     _check_writable(folder)
     deadline = time.monotonic() + (seconds if seconds is not None else float("inf"))
     measured = 0
@@ -79,6 +82,14 @@ def record_table(
     path = folder / f"{name}{SUFFIX}"
     save_table(table, path)
     return Recording(table, path, complete, measured)
+
+
+def _check_name(name: str) -> None:
+    """Find out before hours of measuring whether the file can be called so, and stays in its folder."""
+    if re.fullmatch(r"[\w.-]{1,100}", name, re.ASCII) is None:
+        raise StoreError(
+            f"a table cannot be called {quote(name)}: choose a --name of 1 to 100 letters, digits, '_', '.' or '-'"
+        )
 
 
 def _check_writable(folder: Path) -> None:

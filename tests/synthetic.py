@@ -2,6 +2,8 @@
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -108,3 +110,24 @@ def _trial(workload: Workload, choice: Choice, seed: int, device: DeviceSpec, ma
         machine=MACHINE,
         taken=TAKEN,
     )
+
+
+def with_trial(table: RecordedTable, choice: Choice, **changes: Any) -> RecordedTable:
+    """`table` with `changes` made to the trials of `choice`."""
+    trials = tuple(replace(trial, **changes) if trial.choice == choice else trial for trial in table.trials)
+    return replace(table, trials=trials)
+
+
+def with_failure(table: RecordedTable, choice: Choice, **detail: Any) -> RecordedTable:
+    """`table` in which `choice` fails."""
+    failed = {"status": Status.WRONG_RESULT, "reason": "3 times its budget", "latency_us": None, "samples_us": ()}
+    return with_trial(table, choice, **failed, detail=detail)
+
+
+def with_an_illegal_choice(table: RecordedTable) -> RecordedTable:
+    """`table` with the fastest choice of all, which is not legal any more."""
+    trial = next(trial for trial in table.trials if trial.choice is not None and trial.choice.parameters and trial.ok)
+    assert trial.choice is not None
+    parameters = tuple((name, 12345) for name, _ in trial.choice.parameters)
+    illegal = replace(trial, choice=replace(trial.choice, parameters=parameters), latency_us=0.02, samples_us=(0.02,))
+    return replace(table, trials=(*table.trials, illegal))

@@ -9,7 +9,7 @@ import typer
 
 from atoffer_rl.cli.options import JsonOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line, print_table
-from atoffer_rl.cli.scheme_source import device_of, read_scheme, recorded_table
+from atoffer_rl.cli.scheme_source import device_of, failure, read_scheme, recorded_table
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import NotRecorded, SchemeError
 from atoffer_rl.liveness import plan_buffers
@@ -18,6 +18,7 @@ from atoffer_rl.records import RecordedTable, describe, list_workloads, recorded
 from atoffer_rl.roofline import floor_us
 from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.table_summary import latencies
+from atoffer_rl.trial import Trial
 from atoffer_rl.workload import Workload
 
 
@@ -34,8 +35,9 @@ class Row:
         bytes: Device memory read and written.
         flops: Floating-point operations.
         floor_us: Roofline time.
+        status: What became of its recorded trial, such as `ok` or `wrong_result`; None where it was not recorded.
         latency_us: Recorded latency; None where it was not recorded, or failed.
-        why: How it stands among what was measured for the same run; None where it was not measured.
+        why: How it stands among what was measured for the same run, or why it failed; None where it was not recorded.
     """
 
     run: tuple[int, int]
@@ -46,6 +48,7 @@ class Row:
     bytes: int
     flops: int
     floor_us: float
+    status: str | None
     latency_us: float | None
     why: str | None
 
@@ -98,7 +101,7 @@ def _chosen(
 
         chosen, origin = lower(AtofferProgram.from_code(code), workload, device), f"AToffer code {code}"
     elif table is not None:
-        chosen, origin = best_recorded(table, workload)[0], "the best scheme of the recorded table"
+        chosen, origin = best_recorded(table, workload, space)[0], "the best scheme of the recorded table"
     else:
         recorded = list_workloads(recorded_workloads())
         raise NotRecorded(f"{describe(workload)} is not recorded: give --scheme or --code; recorded: {recorded}")
@@ -107,11 +110,14 @@ def _chosen(
 
 
 def _rows(workload: Workload, scheme: Scheme, table: RecordedTable | None, device: DeviceSpec) -> list[Row]:
-    measured = latencies(table.segments(workload)) if table is not None else {}
-    return [_row(workload, choice, device, measured) for choice in scheme.choices]
+    trials = table.segments(workload) if table is not None else {}
+    measured = latencies(trials)
+    return [_row(workload, choice, device, trials.get(choice), measured) for choice in scheme.choices]
 
 
-def _row(workload: Workload, choice: Choice, device: DeviceSpec, measured: Mapping[Choice, float]) -> Row:
+def _row(
+    workload: Workload, choice: Choice, device: DeviceSpec, trial: Trial | None, measured: Mapping[Choice, float]
+) -> Row:
     from atoffer_rl.kernels.registry import template_named
 
     template = template_named(choice.template)
@@ -126,15 +132,23 @@ def _row(workload: Workload, choice: Choice, device: DeviceSpec, measured: Mappi
         bytes=moved,
         flops=work.flops,
         floor_us=floor_us(moved, work.flops, workload.element, device),
+        status=trial.status.value if trial is not None else None,
         latency_us=measured.get(choice),
-        why=_why(choice, {other: us for other, us in measured.items() if other.run == choice.run}),
+        why=_why(trial, choice, {other: us for other, us in measured.items() if other.run == choice.run}),
     )
 
 
-def _why(choice: Choice, measured: Mapping[Choice, float]) -> str | None:
-    """Rank among the choices measured for the same run, and the best others of its template and of another one."""
-    if choice not in measured:
+def _why(trial: Trial | None, choice: Choice, measured: Mapping[Choice, float]) -> str | None:
+    """Why it failed, or how it stands among the choices measured for the same run."""
+    if trial is None:
         return None
+    return (
+        _standing(choice, measured) if trial.ok else f"[{choice.run.first},{choice.run.last}] failed, {failure(trial)}"
+    )
+
+
+def _standing(choice: Choice, measured: Mapping[Choice, float]) -> str:
+    """Rank among the choices measured for the same run, and the best others of its template and of another one."""
     latency_us = measured[choice]
     rank = sum(us < latency_us for us in measured.values()) + 1
     place = "fastest" if rank == 1 else _ordinal(rank)
@@ -194,12 +208,17 @@ def _print_text(
             print_line(f"{row.template}: {row.why}")
     floor = sum(row.floor_us for row in rows)
     if total_us is None:
-        print_line(f"one layer: floor {floor:.2f} us; not every segment has a recorded latency")
+        print_line(f"one layer: floor {floor:.2f} us; {_why_no_total(rows)}")
     else:
         print_line(
             f"one layer: {total_us:.2f} us, {total_us / floor:.2f} times the floor of {floor:.2f} us; "
             f"{workload.layers} layers: {workload.layers * total_us:.1f} us"
         )
+
+
+def _why_no_total(rows: list[Row]) -> str:
+    failed = [_run(row) for row in rows if row.status is not None and row.latency_us is None]
+    return f"no latency, for {' '.join(failed)} failed" if failed else "not every segment has a recorded latency"
 
 
 def _run(row: Row) -> str:
@@ -216,7 +235,7 @@ def _cells(row: Row, total_us: float | None) -> tuple[object, ...]:
         f"{row.bytes / 1e6:.2f}",
         f"{row.flops / 1e9:.3f}",
         f"{row.floor_us:.2f}",
-        "-" if row.latency_us is None else f"{row.latency_us:.2f}",
+        row.status or "-" if row.latency_us is None else f"{row.latency_us:.2f}",
         share,
         " ".join(row.operators),
     )

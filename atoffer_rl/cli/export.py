@@ -1,5 +1,6 @@
 """`atoffer export`: a scheme becomes a folder of generated kernels that runs without this package."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,10 +8,11 @@ import typer
 
 from atoffer_rl.cli.options import JsonOption, StandaloneOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line
-from atoffer_rl.cli.scheme_source import device_of, read_scheme, recorded_table
-from atoffer_rl.errors import NotRecorded
+from atoffer_rl.cli.scheme_source import device_of, failure, read_scheme, recorded_table
+from atoffer_rl.errors import ExportError, NotRecorded
 from atoffer_rl.records import RecordedTable
-from atoffer_rl.scheme import Scheme
+from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.trial import Trial
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def command(
     space = LegalSpace(workload, device, standalone)
     chosen = read_scheme(scheme, space) if scheme is not None else _best_recorded(space, table)
     trials = table.segments(workload) if table is not None else {}
+    _check_recorded(chosen, trials)
     forward = table.forwards(workload).get(chosen) if table is not None else None
     archs = tuple(dict.fromkeys(arch or [device.arch]))
     write_export(Export(workload, chosen, device, archs, trials, forward), folder)
@@ -57,6 +60,14 @@ def command(
     else:
         print_line(f"{folder}: {len(chosen.choices)} segments for {', '.join(archs)}")
         print_line(f"check it where it is used: python {folder}/runtime.py verify")
+
+
+def _check_recorded(scheme: Scheme, trials: Mapping[Choice, Trial]) -> None:
+    """Refuse a scheme with a choice that is recorded to fail."""
+    for choice in scheme.choices:
+        trial = trials.get(choice)
+        if trial is not None and not trial.ok and not trial.transient:
+            raise ExportError(f"{choice} failed when it was recorded, {failure(trial)}: export another scheme")
 
 
 def _best_recorded(space: "LegalSpace", table: RecordedTable | None) -> Scheme:

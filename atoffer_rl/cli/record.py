@@ -137,10 +137,12 @@ def _say(text: str, quiet: bool) -> None:
 
 
 def _checks(table: RecordedTable) -> dict[Workload, SumCheck]:
+    from atoffer_rl.kernels.legal_space import LegalSpace
+
     checks = {}
     for workload in table.header.workloads:
         try:
-            checks[workload] = check_sums(table, workload)
+            checks[workload] = check_sums(table, workload, LegalSpace(workload, table.device))
         except NotRecorded:
             continue  # its forwards are still to come
     return checks

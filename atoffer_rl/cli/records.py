@@ -29,7 +29,7 @@ FolderOption = Annotated[
 def list_command(*, store: StoreOption = None, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = False) -> None:
     """List recorded workloads, and what the store holds.
 
-    The options name the workload in other commands.
+    The options name the workload in other commands. A workload whose mask file cannot be read from here is left out.
 
     Example: atoffer records list
     """
@@ -89,6 +89,7 @@ def check_command(*, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = F
 
     Example: atoffer records check
     """
+    from atoffer_rl.kernels.legal_space import LegalSpace
     from atoffer_rl.kernels.stale import staleness
 
     report = []
@@ -99,7 +100,7 @@ def check_command(*, folder: FolderOption = RECORDS_FOLDER, json: JsonOption = F
         for workload in table.header.workloads:
             entry = {"file": path.name, "workload": describe(workload), **vars(staleness(table, workload))}
             try:
-                sums = check_sums(table, workload)
+                sums = check_sums(table, workload, LegalSpace(workload, table.device))
                 entry |= {"sums": summary(sums), "sentence": sentence(sums)}
             except NotRecorded as error:
                 entry |= {"sums": None, "sentence": str(error)}
@@ -144,11 +145,14 @@ def import_command(
 ) -> None:
     """Add the trials of a file of JSON lines to the store.
 
+    Those that it already holds are left out.
+
     Example: atoffer records import trials.jsonl --store trials.db
     """
     trials = list(read_jsonl(path))  # before a store is made for them
     if not trials:
         raise StoreError(f"{path} holds no trials: give a file that atoffer records export wrote")
     with Store(_store_path(store)) as opened:
-        count = opened.add_all(trials)
-    print_line(f"{count} trials added to {_store_path(store)}")
+        added = opened.add_all(trials)
+    known = f", {len(trials) - added} were there already" if added < len(trials) else ""
+    print_line(f"{added} trials added to {_store_path(store)}{known}")

@@ -3,6 +3,7 @@
 import json
 import os
 
+import numpy as np
 import pytest
 
 from atoffer_rl.atoffer_code import AtofferProgram
@@ -11,7 +12,7 @@ from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.table_summary import best_recorded, latencies
 from atoffer_rl.workload import Workload
-from tests.synthetic import synthetic_table
+from tests.synthetic import synthetic_table, with_an_illegal_choice, with_failure
 
 NEVER_RECORDED = ["--batch", "3", "--seq-len", "48"]
 
@@ -49,6 +50,33 @@ def test_the_best_recorded_scheme(atoffer, recorded):
     assert "the best scheme of the recorded table" in text
     assert f"recorded table {table.header.table}" in text
     assert f"one layer: {best_us:.2f} us" in text
+
+
+def test_what_is_not_legal_any_more_is_not_the_best(atoffer, recorded, monkeypatch):
+    table, workload, options = recorded
+    outdated = with_an_illegal_choice(table)
+    assert best_recorded(outdated, workload) != best_recorded(table, workload)
+    monkeypatch.setattr("atoffer_rl.records.recorded_tables", lambda *_: (outdated,))
+    answer = json.loads(atoffer("explain", *options, "--json").out)
+    assert answer["scheme"] == best_recorded(table, workload)[0].to_json()
+
+
+def test_a_choice_that_failed_says_why(atoffer, recorded, monkeypatch, tmp_path):
+    table, workload, options = recorded
+    scheme, _ = best_recorded(table, workload)
+    (tmp_path / "scheme.json").write_text(json.dumps(scheme.to_json()))
+    first = scheme.choices[0].run
+    failing = with_failure(table, scheme.choices[0])
+    monkeypatch.setattr("atoffer_rl.records.recorded_tables", lambda *_: (failing,))
+    words = ("explain", *options, "--scheme", tmp_path / "scheme.json")
+    rows = json.loads(atoffer(*words, "--json").out)["segments"]
+    why = f"[{first.first},{first.last}] failed, wrong_result: 3 times its budget"
+    assert (rows[0]["status"], rows[0]["latency_us"], rows[0]["why"]) == ("wrong_result", None, why)
+    assert {row["status"] for row in rows[1:]} <= {"ok"}
+    text = atoffer(*words).out
+    assert f": {why}\n" in text
+    assert f"us; no latency, for [{first.first},{first.last}] failed\n" in text
+    assert "not every segment" not in text
 
 
 def test_why_a_choice_won(atoffer, recorded):
@@ -142,7 +170,28 @@ def test_a_result_of_another_workload(atoffer, tmp_path):
     assert atoffer("explain", "--scheme", path, "--mask", "fixed").status == 0
     outcome = atoffer("explain", "--scheme", path, "--mask", "causal")
     assert outcome.status == 1
-    assert "fixed:block=16, gelu, float16, but the options say" in outcome.err
+    assert "it is for mask fixed:block=16, but the options say mask causal" in outcome.err
+
+
+def test_what_differs_is_named_once(atoffer, tmp_path):
+    path = tmp_path / "result.json"
+    workload = Workload(epsilon=1e-5, layers=3)
+    path.write_text(json.dumps({"workload": workload.to_json(), "scheme": {}}))
+    assert "it is for epsilon 1e-05, but the options say epsilon 1e-12\n" in atoffer("explain", "--scheme", path).err
+    outcome = atoffer("explain", "--scheme", path, "--epsilon", "1e-5", "--batch", 2, "--dtype", "float32")
+    assert "it is for batch 16, dtype float16, but the options say batch 2, dtype float32\n" in outcome.err
+
+
+def test_a_mask_file_may_lie_elsewhere(atoffer, tmp_path):
+    for name in ("a.npy", "b.npy"):
+        np.save(tmp_path / name, np.tri(64, dtype=bool))
+    np.save(tmp_path / "other.npy", np.ones((64, 64), bool))
+    workload = Workload(batch=2, seq_len=64, mask=f"file:{tmp_path / 'a.npy'}")
+    scheme = lower(AtofferProgram.from_code(0), workload)
+    (tmp_path / "r.json").write_text(json.dumps({"workload": workload.to_json(), "scheme": scheme.to_json()}))
+    words = ("explain", "--batch", 2, "--seq-len", 64, "--scheme", tmp_path / "r.json", "--mask")
+    assert atoffer(*words, f"file:{tmp_path / 'b.npy'}").status == 0
+    assert "but the options say mask file:" in atoffer(*words, f"file:{tmp_path / 'other.npy'}").err
 
 
 def test_nothing_to_explain(atoffer, tmp_path):

@@ -13,7 +13,7 @@ from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.table_summary import best_recorded
 from atoffer_rl.workload import Workload
-from tests.synthetic import synthetic_table
+from tests.synthetic import synthetic_table, with_failure
 
 WORKLOAD = Workload(batch=1, seq_len=128)
 SHAPE = ("--batch", 1, "--seq-len", 128)
@@ -45,6 +45,20 @@ def test_a_scheme_with_library_calls_is_not_standalone(atoffer, tmp_path, table)
     assert outcome.status == 1
     assert "calls a library" in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_choice_that_failed_for_good_is_not_exported(atoffer, tmp_path, table, monkeypatch):
+    scheme, _ = best_recorded(table, WORKLOAD, LegalSpace(WORKLOAD, table.device, standalone=True))
+    choice = scheme.choices[1]
+    (tmp_path / "scheme.json").write_text(json.dumps(scheme.to_json()))
+    words = ("export", tmp_path / "out", *SHAPE, "--scheme", tmp_path / "scheme.json")
+    monkeypatch.setattr(scheme_source, "table_for", lambda _: with_failure(table, choice))
+    outcome = atoffer(*words)
+    assert outcome.status == 1
+    assert f"{choice} failed when it was recorded, wrong_result: 3 times its budget: export another" in outcome.err
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(scheme_source, "table_for", lambda _: with_failure(table, choice, transient=True))
+    assert atoffer(*words).status == 0
 
 
 def test_a_link_stays_a_link_and_its_target_is_written(atoffer, tmp_path, table):

@@ -10,13 +10,13 @@ from atoffer_rl.cli import doctor
 from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels import machine, recording
 from atoffer_rl.kernels.measurers import open as open_measurers
-from atoffer_rl.records import save_table
+from atoffer_rl.records import load_table, save_table
 from atoffer_rl.shortest_path import best_schemes
 from atoffer_rl.store import Store
 from atoffer_rl.table_summary import latencies
 from atoffer_rl.workload import Workload
 from tests.core.test_store import overwrite, segment_trial, store_of_200
-from tests.synthetic import synthetic_table, with_forwards
+from tests.synthetic import synthetic_table, with_an_illegal_choice, with_forwards
 
 WORKLOAD = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128, layers=2)
 
@@ -49,6 +49,25 @@ def test_check_tells_stale_sources(atoffer, folder):
     assert sum(value[0]["changed"].values()) == len(synthetic_table(WORKLOAD).trials)
     assert value[0]["sums"]["forwards"] == 40
     assert "rank correlation" in atoffer("records", "check", "--folder", folder).out
+
+
+def test_check_leaves_out_what_is_not_legal_any_more(atoffer, folder):
+    table = with_an_illegal_choice(load_table(folder / "toy.jsonl.gz"))
+    save_table(table, folder / "toy.jsonl.gz")
+    value = json.loads(atoffer("records", "check", "--folder", folder, "--json").out)
+    assert value[0]["sums"]["forwards"] == 40
+
+
+def test_an_import_says_what_was_there_already(atoffer, tmp_path):
+    with Store(tmp_path / "one.db") as store:
+        store.add(segment_trial())
+        store.export_jsonl(tmp_path / "t.jsonl")
+        store.add(segment_trial(latency_us=4.0))
+        store.export_jsonl(tmp_path / "more.jsonl")
+    words = ("--store", tmp_path / "two.db")
+    assert atoffer("records", "import", tmp_path / "t.jsonl", *words).out.endswith("two.db\n")
+    outcome = atoffer("records", "import", tmp_path / "more.jsonl", *words)
+    assert outcome.out == f"1 trials added to {tmp_path / 'two.db'}, 1 were there already\n"
 
 
 def test_export_and_import(atoffer, tmp_path):
@@ -165,6 +184,15 @@ def test_recording_shows_its_bar_on_a_terminal_or_where_asked(atoffer, tmp_path,
         assert json.loads(outcome.out)["measured"] == 1
     else:
         assert f"(trials kept in {tmp_path / 'store.db'})" in outcome.out
+
+
+def test_a_name_is_checked_before_measuring(atoffer, tmp_path, monkeypatch):
+    opened = SimpleNamespace(close=lambda: None), "measurer fake"
+    monkeypatch.setattr(open_measurers, "open_cuda", lambda *_, **__: opened)
+    outcome = atoffer("record", "--store", tmp_path / "store.db", "--folder", tmp_path / "x", "--name", "a/../../b")
+    assert outcome.status == 1
+    assert "a table cannot be called 'a/../../b': choose a --name of 1 to 100 letters" in outcome.err
+    assert not (tmp_path / "x").exists()
 
 
 def test_workloads_are_read_from_a_file(atoffer, tmp_path, monkeypatch):

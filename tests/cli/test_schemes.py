@@ -3,16 +3,18 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from atoffer_rl.cli import scheme_source
 from atoffer_rl.device import DEFAULT_DEVICE
 from atoffer_rl.kernels.legal_space import LegalSpace
-from atoffer_rl.records import RecordedTable, TableHeader
+from atoffer_rl.records import RecordedTable, TableHeader, save_table
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
 from atoffer_rl.trial import Machine
 from atoffer_rl.workload import Workload
+from tests.synthetic import synthetic_table
 
 
 def test_the_space_is_a_real_decision(atoffer):
@@ -103,3 +105,13 @@ def test_a_workload_without_a_table_has_the_default_device(atoffer):
     never_recorded = ("--batch", 3, "--seq-len", 48)
     counted = json.loads(atoffer("schemes", *never_recorded, "--count", "--json").out)
     assert counted["device"] == DEFAULT_DEVICE.name
+
+
+def test_a_table_whose_mask_is_gone_is_in_nobodys_way(atoffer, tmp_path, monkeypatch):
+    np.save(tmp_path / "mask.npy", np.ones((32, 32), bool))
+    workload = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128, mask=f"file:{tmp_path / 'mask.npy'}")
+    save_table(synthetic_table(workload), tmp_path / "a.jsonl.gz")
+    (tmp_path / "mask.npy").unlink()
+    monkeypatch.setattr("atoffer_rl.records.table_paths", lambda *_: (tmp_path / "a.jsonl.gz",))
+    assert "partitions" in atoffer("schemes", "--count").out
+    assert "recorded: none" in atoffer("explain").err

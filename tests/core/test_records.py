@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from atoffer_rl import records
@@ -291,6 +292,31 @@ def test_sums_are_checked_against_forwards() -> None:
     assert check_sums(replace(table, trials=table.trials + slower), WORKLOAD).oracle_excess > 0.3
     with pytest.raises(NotRecorded):
         check_sums(table, WORKLOAD)
+
+
+def test_the_oracle_may_be_kept_to_legal_choices() -> None:
+    table = toy_table()
+    legal = {choice for choice in toy_latencies() if choice["p"] == 2}
+    kept = best_schemes({choice: us for choice, us in toy_latencies().items() if choice in legal}, 1)[0]
+    table = replace(table, trials=(*table.trials, forward(kept[1], 2.0 * kept[0])))
+    assert check_sums(table, WORKLOAD, legal).oracle_us == pytest.approx(kept[0])
+    with pytest.raises(NotRecorded):
+        check_sums(table, WORKLOAD)
+
+
+def test_a_workload_whose_mask_is_gone_is_left_out(tmp_path: Path) -> None:
+    np.save(tmp_path / "mask.npy", np.ones((32, 32), bool))
+    table = toy_table()
+    workloads = (replace(WORKLOAD, mask=f"file:{tmp_path / 'mask.npy'}"), WORKLOAD)
+    save_table(replace(table, header=replace(table.header, workloads=workloads)), tmp_path / "a.jsonl.gz")
+    assert load_table(tmp_path / "a.jsonl.gz").header.workloads == workloads
+    (tmp_path / "mask.npy").unlink()
+    assert load_table(tmp_path / "a.jsonl.gz").header.workloads == (WORKLOAD,)
+    assert len(table_for(WORKLOAD, tmp_path).trials) == len(table.trials)
+    value = table.header.to_json()
+    for mask in ("nothing", 3):
+        with pytest.raises(StoreError):
+            TableHeader.from_json(value | {"workloads": [WORKLOAD.to_json() | {"mask": mask}]})
 
 
 def test_spearman() -> None:

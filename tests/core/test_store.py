@@ -89,6 +89,28 @@ def test_the_newest_trial_answers(tmp_path: Path) -> None:
         assert len(list(store.trials())) == 2
 
 
+def test_an_import_of_older_trials_answers_nothing(tmp_path: Path) -> None:
+    request = SegmentRequest(WORKLOAD, CHOICE)
+    old = replace(segment_trial(latency_us=5.0), taken="2026-01-01T00:00:00+00:00")
+    new = replace(segment_trial(latency_us=4.0), taken="2026-02-01T00:00:00+00:00")
+    with Store(tmp_path / "store.db") as store:
+        store.add(new)
+        assert store.add_all([old]) == 1
+        assert store.find(request, MACHINE, "abc") == new
+        pooled = replace(new, latency_us=4.5)
+        store.add(pooled)
+        assert store.find(request, MACHINE, "abc") == pooled
+
+
+def test_trials_that_are_there_are_not_imported_again(tmp_path: Path) -> None:
+    first, second = segment_trial(), segment_trial(latency_us=4.0)
+    with Store(tmp_path / "store.db") as store:
+        assert store.add_all([first, first]) == 1
+        assert store.add_all([first, second]) == 1
+        assert store.add_all([second, first]) == 0
+        assert list(store.trials()) == [first, second]
+
+
 def test_tables_keep_their_newest_header(tmp_path: Path) -> None:
     with Store(tmp_path / "store.db") as store:
         store.save_table("a", {"anchors": 1})

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from atoffer_rl.errors import StoreError
@@ -211,6 +212,32 @@ def test_a_folder_that_cannot_be_written_is_found_out_at_once(make: Make, tmp_pa
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="choose another --folder"):
         record_table(make(), [FIRST], "toy", folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a/../../b", "a b", "x" * 101, "\u6f22" * 100], ids=["none", "path", "space", "long", "wide"]
+)
+def test_a_name_that_cannot_be_a_files_is_found_out_at_once(make: Make, tmp_path: Path, name: str) -> None:
+    measurer = make()
+    with pytest.raises(StoreError, match="choose a --name of 1 to 100 letters"):
+        record_table(measurer, [FIRST], name, folder=tmp_path / "records")
+    assert not (tmp_path / "records").exists()
+    assert not list(measurer.store.trials())
+
+
+def test_a_table_whose_mask_is_gone_is_in_nobodys_way(make: Make, tmp_path: Path) -> None:
+    measurer, folder = make(), tmp_path / "records"
+    first = record_table(measurer, [FIRST], "toy", forwards=2, folder=folder)
+    np.save(tmp_path / "mask.npy", np.ones((32, 32), bool))
+    masked = (FIRST, replace(FIRST, mask=f"file:{tmp_path / 'mask.npy'}"))
+    assert first.table is not None
+    other = replace(first.table.header, table="other", workloads=masked)
+    measurer.store.save_table("other", other.to_json())
+    (tmp_path / "mask.npy").unlink()
+    again = record_table(measurer, [FIRST], "toy", forwards=2, folder=folder)
+    assert again.table is not None
+    assert again.table.header.table == first.table.header.table
+    assert again.measured == 0
 
 
 def test_latencies_leave_failures_out(make: Make, tmp_path: Path) -> None:
