@@ -22,7 +22,7 @@ from atoffer_rl.agents.hyperparameters import PPOConfig, ppo_config
 from atoffer_rl.agents.imitation import ImitatingPPO
 from atoffer_rl.agents.option_policy import learner_keywords
 from atoffer_rl.agents.rehearsal import Rehearsal
-from atoffer_rl.agents.run_state import checkpoint_of, restore_model
+from atoffer_rl.agents.run_state import checkpoint_of, restore_model, restore_position
 from atoffer_rl.agents.sb3_log import sb3_logger
 from atoffer_rl.agents.session import Result, Session, measured_us
 from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN, FusionSchemeEnv
@@ -72,6 +72,9 @@ class PPOSearch:
         rehearsal = Rehearsal(session.ledger)
         model = self.model(session, rehearsal)
         progress = _Progress(model, session, rehearsal, self.config)
+        if self.start is not None and self.start.resumable:
+            restore_position(model, self.start)
+            progress.settled = int(self.start.run.get("settled", 0))
         try:
             steps = max(0, self.config.timesteps - model.num_timesteps)
             model.learn(steps, progress, reset_num_timesteps=False)
@@ -132,17 +135,17 @@ class _Progress(BaseCallback):
         return self.settled < self.config.settle_rollouts
 
     def _on_rollout_start(self) -> None:
+        self.save()
         if self.rehearsal.exhausted:
             rollout_us = measured_us(self.session.ledger, self.rehearsal.rollout(self.ppo.policy))
             best_us = self.session.ledger.graph.best_us
             self.session.log.scalar("policy/rollout_us", rollout_us, self.num_timesteps)
             self.settled = self.settled + 1 if rollout_us <= best_us * (1 + 1e-9) else 0
-        self.save()
 
     def save(self) -> None:
         """Write a checkpoint into the log folder; whatever fails later, the run can go on from there."""
         log = self.session.log
         if log.folder is not None:
             path = log.folder / CHECKPOINT_FILE
-            save_checkpoint(checkpoint_of(self.ppo, self.session, self.config), path, log.remedy)
+            save_checkpoint(checkpoint_of(self.ppo, self.session, self.config, self.settled), path, log.remedy)
             log.remedy = f"what was measured is kept, make room and go on with atoffer train --resume {path}"

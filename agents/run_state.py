@@ -1,7 +1,9 @@
 """Where a PPO run stands, as a checkpoint, and a run set going again from one."""
 
 from dataclasses import asdict
+from typing import Any
 
+import numpy as np
 import torch
 from sb3_contrib import MaskablePPO
 
@@ -9,6 +11,7 @@ from atoffer_rl.agents.checkpoint import Checkpoint
 from atoffer_rl.agents.hyperparameters import MAX_SEED, PPOConfig, ppo_config
 from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.session import Session
+from atoffer_rl.envs.search_episode import SearchPosition
 from atoffer_rl.envs.space_hash import space_hash
 from atoffer_rl.errors import AtofferError, PolicyError, SchemeError
 from atoffer_rl.kernels.ledger import Ledger
@@ -20,8 +23,15 @@ from atoffer_rl.workload import Workload
 INCOMPLETE = "the checkpoint's run is damaged or incomplete: start a new one"
 
 
-def checkpoint_of(model: MaskablePPO, session: Session, config: PPOConfig) -> Checkpoint:
-    """Where the run stands."""
+def checkpoint_of(model: MaskablePPO, session: Session, config: PPOConfig, settled: int = 0) -> Checkpoint:
+    """Where the run stands.
+
+    Args:
+        model: Its algorithm.
+        session: Its search.
+        config: Its hyperparameters.
+        settled: How often in a row the policy's rollout was as good as the recommendation.
+    """
     ledger = session.ledger
     run = {
         "workload": ledger.workload.to_json(),
@@ -34,6 +44,8 @@ def checkpoint_of(model: MaskablePPO, session: Session, config: PPOConfig) -> Ch
         "timesteps": model.num_timesteps,
         "updates": model._n_updates,
         "choices": [choice.to_json() for choice in session.charged],
+        "settled": settled,
+        "position": _position_of(model),
     }
     return Checkpoint(
         weights=model.policy.state_dict(),
@@ -43,6 +55,48 @@ def checkpoint_of(model: MaskablePPO, session: Session, config: PPOConfig) -> Ch
         optimizer=model.policy.optimizer.state_dict(),
         random_state=torch.get_rng_state(),
     )
+
+
+def _position_of(model: MaskablePPO) -> dict[str, Any] | None:
+    """Where environments and NumPy's random numbers stand, as plain JSON values; None before the first step."""
+    if model.env is None or model._last_obs is None or model._last_episode_starts is None:
+        return None
+    kind, key, *place = np.random.get_state()  # noqa: NPY002  what SB3 shuffles with
+    return {
+        "searches": [[list(actions), *rest] for actions, *rest in model.env.get_attr("position")],
+        "starts": [bool(start) for start in model._last_episode_starts],
+        "random": [kind, np.asarray(key).tolist(), *place],
+    }
+
+
+def restore_position(model: MaskablePPO, checkpoint: Checkpoint) -> None:
+    """Take the environments of `model`, and NumPy's random numbers, to where `checkpoint` stands.
+
+    Raises:
+        PolicyError: If they cannot be there.
+    """
+    position = checkpoint.run.get("position")
+    if position is None or model.env is None:
+        return  # it stopped before its first step
+    try:
+        if len(position["searches"]) != model.env.num_envs:
+            return  # it goes on with other environments
+        model.env.reset()
+        found = [
+            model.env.env_method("go_to", _search_position(search), indices=k)[0]
+            for k, search in enumerate(position["searches"])
+        ]
+        model._last_obs = np.stack(found)
+        model._last_episode_starts = np.array([position["starts"][k] for k in range(len(found))], bool)
+        kind, key, *rest = position["random"]
+        np.random.set_state((kind, np.array(key, np.uint32), *rest))  # noqa: NPY002
+    except (SchemeError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PolicyError(INCOMPLETE) from error
+
+
+def _search_position(value: Any) -> SearchPosition:
+    actions, schemes_left, settling = value
+    return SearchPosition(tuple(map(int, actions)), int(schemes_left), bool(settling))
 
 
 def restore_model(model: MaskablePPO, checkpoint: Checkpoint) -> None:
@@ -84,6 +138,8 @@ def check_run(checkpoint: Checkpoint) -> None:
         right = [type(number) is int and 0 <= number <= MAX_SEED for number in whole]
         right += [run["seconds"] is None or (type(run["seconds"]) in (int, float) and run["seconds"] >= 0.0)]
         right += [type(run["standalone"]) is bool, run["measurer"] in MEASURERS, type(run["choices"]) is list]
+        right += [run.get("position") is None or (type(run["position"]) is dict and "searches" in run["position"])]
+        right += [type(run.get("settled", 0)) is int]
         choices = [Choice.from_json(item) for item in run["choices"]]
         right += [len(set(choices)) == len(choices)]
     except AtofferError as error:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN
 from atoffer_rl.envs.observation import Vector
+from atoffer_rl.errors import SchemeError
 from atoffer_rl.kernels.ledger import Ledger
 
 OpenLedger: TypeAlias = Callable[[int], Ledger]
@@ -26,6 +27,20 @@ class Search(NamedTuple):
 
     open: OpenLedger
     oracle_us: float | None = None
+
+
+class SearchPosition(NamedTuple):
+    """Where a search stands.
+
+    Attributes:
+        actions: Those taken of the scheme under way.
+        schemes_left: Schemes until what is left of the budget is forfeited.
+        settling: Whether the scheme under way is the one to settle on.
+    """
+
+    actions: tuple[int, ...]
+    schemes_left: int
+    settling: bool
 
 
 class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
@@ -74,11 +89,32 @@ class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
         self.ledger, self._oracle_us = search.open(units), search.oracle_us
         self._schemes_left = units + SPARE_SCHEMES
         self._settling = self.ledger.spent
+        self._actions: list[int] = []
         return self.env.reset(seed=seed, options={"ledger": self.ledger})
+
+    @property
+    def position(self) -> SearchPosition:
+        """Where the search stands."""
+        return SearchPosition(tuple(self._actions), self._schemes_left, self._settling)
+
+    def go_to(self, position: SearchPosition) -> Vector:
+        """Take a search that was just begun, with all that had been measured, to where it stood; the observation there.
+
+        Raises:
+            SchemeError: If its actions do not begin a scheme.
+        """
+        observation, _ = self.env.reset(options={"ledger": self.ledger})
+        for action in position.actions:
+            observation, _, built, _, _ = self.env.step(np.int64(action))
+            if built:
+                raise SchemeError("the scheme that the search was at cannot be begun again: start a new one")
+        self._actions, self._schemes_left, self._settling = list(position.actions), *position[1:]
+        return observation
 
     def step(self, action: np.int64) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
         """Take an option; where that completes a scheme, the next one is begun."""
         before_us = self.ledger.graph.best_us
+        self._actions.append(int(action))
         observation, _, built, _, info = self.env.step(action)
         if info.get("illegal", False):
             return observation, FAILURE_RETURN, True, False, info
@@ -93,6 +129,7 @@ class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
         self._settling = self.ledger.spent
         if self._settling and not self.settle:
             return observation, reward, True, False, info
+        self._actions = []
         observation, _ = self.env.reset(options={"ledger": self.ledger})
         return observation, reward, False, False, info
 

@@ -58,6 +58,18 @@ def test_a_run_is_seeded(session_of, smoke):
     assert one.history != other.history
 
 
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_a_run_in_two_parts_is_what_it_would_be_in_one(session_of, measurer, tmp_path, n_envs):
+    config = SMOKE | {"n_envs": n_envs, "timesteps": 256}
+    whole = PPOSearch(ppo_config(config))(session_of(units=90, seed=5))
+    session = session_of(units=90, seed=5, folder=tmp_path)
+    PPOSearch(ppo_config(config | {"timesteps": 64}))(session)
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    rest = PPOSearch(ppo_config(config), checkpoint)(resumed_session(checkpoint, measurer))
+    assert 0 < session.ledger.units_spent < whole.units
+    assert (rest.history, rest.scheme, rest.rollout) == (whole.history, whole.scheme, whole.rollout)
+
+
 def test_a_run_goes_on_where_it_stopped(session_of, measurer, smoke, tmp_path):
     session = session_of(units=30, seed=5, folder=tmp_path)
     first = PPOSearch(ppo_config(SMOKE | {"timesteps": 32}))(session)
@@ -156,6 +168,25 @@ def test_a_damaged_run_is_one_line(session_of, smoke, part, values):
         with pytest.raises(PolicyError, match="the checkpoint's run") as failure:
             check_run(replace(checkpoint, run=run))
         assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({"searches": searches} for searches in (3, [3], [[]], [[["x"], 1, False]], [[[10**9], 1, False]])),
+        *({"searches": [[actions, 9, False]]} for actions in ([63] * 3, [0] * 99)),
+        *({"searches": [[[], left, False]]} for left in (None, float("inf"))),
+        *({"starts": starts} for starts in (None, [])),
+        *({"random": state} for state in (None, [], ["x", [1], 0, 0, 0.0], ["MT19937", [1], 0, 0, 0.0])),
+    ],
+)
+def test_a_damaged_position_is_one_line(session_of, measurer, smoke, tmp_path, damage):
+    PPOSearch(ppo_config(SMOKE | {"timesteps": 32}))(session_of(folder=tmp_path))
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT_FILE)
+    position = dict(checkpoint.run["position"]) | damage
+    damaged = replace(checkpoint, run=dict(checkpoint.run) | {"position": position})
+    with pytest.raises(PolicyError, match="damaged or incomplete"):
+        PPOSearch(smoke, damaged)(resumed_session(damaged, measurer))
 
 
 def test_another_network_s_optimizer_is_refused(session_of, smoke, tmp_path):
