@@ -142,9 +142,7 @@ def _why(trial: Trial | None, choice: Choice, measured: Mapping[Choice, float]) 
     """Why it failed, or how it stands among the choices measured for the same run."""
     if trial is None:
         return None
-    return (
-        _standing(choice, measured) if trial.ok else f"[{choice.run.first},{choice.run.last}] failed, {failure(trial)}"
-    )
+    return _standing(choice, measured) if trial.ok else f"{choice.run} failed, {failure(trial)}"
 
 
 def _standing(choice: Choice, measured: Mapping[Choice, float]) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoffer_rl.bench.cells import MOST_BYTES, Cell, allowed_bytes
-from atoffer_rl.bench.waves import Prepare, pack, run_wave, waves_of
+from atoffer_rl.bench.waves import Prepare, make_cell_job, pack, run_wave, waves_of
 from atoffer_rl.errors import MemoryTaken
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -102,6 +102,22 @@ def test_a_cell_alone_is_told_so():
     ended = []
     assert run_wave([cell(6)], 25, lambda *end: ended.append(end), make_job) == []
     assert ended == [(cell(6), {"batch": 6, "replays": 25}, "")]
+
+
+def test_a_cells_process_tells_whose_memory_ran_out(monkeypatch):
+    """Its own GPU work is stood in for: it finds no memory, and the GPU has none."""
+
+    def lacking(_, share):
+        assert share.size_bytes == cell().allowed_bytes
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr("torch.cuda.init", lambda: None)
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    monkeypatch.setattr("atoffer_rl.bench.mha.CellBench", lacking)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    assert isinstance(make_cell_job()[0](Prepare(cell(), is_alone=False)), MemoryTaken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        make_cell_job()[0](Prepare(cell(), is_alone=True))
 
 
 def make_no_job():

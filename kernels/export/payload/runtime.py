@@ -329,24 +329,25 @@ class Encoder:
 
 def _driver_launch(folder: Path) -> Any:
     """The module of that name, of this export whatever else may have its name."""
-    spec = spec_from_file_location("driver_launch", folder / "driver_launch.py")
-    if spec is None or spec.loader is None:
-        raise ExportError(f"{folder / 'driver_launch.py'} cannot be loaded: export again")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return _module("driver_launch", folder / "driver_launch.py")
 
 
 def _library(folder: Path, checksum: str) -> str:
     """The name that the package `atoffer_library` of this export has here: another export has one of its own."""
     name, home = f"atoffer_library_{checksum}", folder / "atoffer_library"
     if name not in sys.modules:
-        spec = spec_from_file_location(name, home / "__init__.py", submodule_search_locations=[str(home)])
-        if spec is None or spec.loader is None:
-            raise ExportError(f"{home} cannot be loaded: export again")
-        sys.modules[name] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
+        sys.modules[name] = _module(name, home / "__init__.py", [str(home)])
     return name
+
+
+def _module(name: str, path: Path, modules_in: list[str] | None = None) -> Any:
+    """The module at `path`, a package's if its modules lie somewhere."""
+    spec = spec_from_file_location(name, path, submodule_search_locations=modules_in)
+    if spec is None or spec.loader is None:
+        raise ExportError(f"{path} cannot be loaded: export again")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _load_library_call(library: str, segment: dict[str, Any]) -> _LibraryCall:
