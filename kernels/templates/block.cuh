@@ -152,6 +152,7 @@ __device__ __forceinline__ void block_attention(const typename Shape::Element* q
     if (threadIdx.x == 0) ring.initialise();
     if constexpr (Block::kRanks > 1) announce_begun();
     __syncthreads();
+    if constexpr (Block::kRanks > 1) ring.expect_partials();
     wait_for_inputs();
     let_next_begin();
 

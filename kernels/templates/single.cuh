@@ -390,13 +390,15 @@ struct Ranks {
     char* shared;
     int rank;
 
-    // Begins to count what the others will give; await_begun says that all have.
+    // Starts the barrier that counts what the others will give; await_begun says that all have.
     __device__ __forceinline__ void begin() const {
-        if (threadIdx.x == 0) {
-            start_barrier(barrier(), 1);
-            arrive_expecting(barrier(), (Tile::kRanks - 1) * Tile::kRankBytes);
-        }
+        if (threadIdx.x == 0) start_barrier(barrier(), 1);
         announce_begun();
+    }
+
+    // Says how much that is: once the block has met since begin(), or racecheck takes it for a race.
+    __device__ __forceinline__ void expect() const {
+        if (threadIdx.x == 0) arrive_expecting(barrier(), (Tile::kRanks - 1) * Tile::kRankBytes);
     }
 
     __device__ __forceinline__ bool finishes(int place) const { return place % Tile::kRanks == rank; }
@@ -499,6 +501,7 @@ __device__ __forceinline__ void single_attention(const typename Shape::Element* 
     const Element* head_bias = bias + head * Tile::kHeadDim;
     wait_copies<1>();
     __syncthreads();
+    if (shares) ranks.expect();
     warp.load_queries(queries, head_bias);
     warp.attend(queries + Tile::kQueryBytes);
     wait_copies<0>();

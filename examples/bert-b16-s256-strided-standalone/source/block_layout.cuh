@@ -134,10 +134,10 @@ struct Ring {
             start_barrier(values_here(stage), Block::kCopyThreads);
             start_barrier(emptied(stage), Block::kGroups * kWarpgroupSize / kWarpSize);  // one arrival a warp
         }
-        if constexpr (Block::kRanks > 1) {
-            start_barrier(partials_here(), 1);
-            arrive_expecting(partials_here(), Block::kPartialsBytes);
-        }
+        if constexpr (Block::kRanks > 1) start_barrier(partials_here(), 1);
+    }
+    __device__ __forceinline__ void expect_partials() const {
+        if (threadIdx.x == 0) arrive_expecting(partials_here(), Block::kPartialsBytes);
     }
 };
 

@@ -3,7 +3,7 @@
 
 using namespace atoffer;
 using Element = __half;
-using Tiling = gemm::Tiling<Element, 128, 256, 64, 2, 4, 1, 3, 1>;  // tile m, n, k; warps m, n, k; stages; split k
+using Tiling = gemm::Tiling<Element, 128, 128, 64, 2, 2, 1, 3, 1>;  // tile m, n, k; warps m, n, k; stages; split k
 constexpr int kColumns = 3072;
 
 using SourceA = gemm::RowMajor<Element, 4096, 768>;
