@@ -17,6 +17,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks train_agent.py
 	$(BIN)/lint-imports
 
 $(VENV)/.torch: constraints.txt

@@ -155,7 +155,9 @@ def _content(path: Path) -> bytes:
     except FileError as error:
         raise PolicyError(f"cannot read policy: {error}, a checkpoint.zip") from error
     except FileNotFoundError as error:
-        raise PolicyError(f"there is no policy {path}: give the path of a checkpoint.zip") from error
+        raise PolicyError(
+            f"there is no policy {path}: give the path of a checkpoint.zip, which a run keeps from its first rollout on"
+        ) from error
     except OSError as error:
         raise PolicyError(f"cannot read policy {path}: {error.strerror or error}") from error
     except ValueError as error:

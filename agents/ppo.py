@@ -73,8 +73,10 @@ class PPOSearch:
         model = self.model(session, rehearsal)
         progress = _Progress(model, session, rehearsal, self.config)
         if self.start is not None and self.start.resumable:
-            restore_position(model, self.start)
-            progress.settled = int(self.start.run.get("settled", 0))
+            settled = int(self.start.run.get("settled", 0))
+            if not settled or rehearsal.exhausted:  # else a larger budget has it search again
+                restore_position(model, self.start)
+                progress.settled = settled
         try:
             steps = max(0, self.config.timesteps - model.num_timesteps)
             model.learn(steps, progress, reset_num_timesteps=False)

@@ -133,13 +133,13 @@ def check_run(checkpoint: Checkpoint) -> None:
     run = checkpoint.run
     try:
         Workload.from_json(run["workload"])
-        ppo_config(dict(run["config"]))
+        ppo_config(run["config"])
         whole = [run["timesteps"], run["updates"], run["seed"], *([run["units"]] if run["units"] is not None else [])]
         right = [type(number) is int and 0 <= number <= MAX_SEED for number in whole]
         right += [run["seconds"] is None or (type(run["seconds"]) in (int, float) and run["seconds"] >= 0.0)]
         right += [type(run["standalone"]) is bool, run["measurer"] in MEASURERS, type(run["choices"]) is list]
         right += [run.get("position") is None or (type(run["position"]) is dict and "searches" in run["position"])]
-        right += [type(run.get("settled", 0)) is int]
+        right += [type(run["config"]) is dict, type(run.get("settled", 0)) is int and run.get("settled", 0) >= 0]
         choices = [Choice.from_json(item) for item in run["choices"]]
         right += [len(set(choices)) == len(choices)]
     except AtofferError as error:

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from atoffer_rl.dtype import DType
 from atoffer_rl.errors import StoreError
+from atoffer_rl.quote import quote
 
-LONGEST_QUOTE = 60
 MOST_WHOLE = 2**40
 LEAST_RATE, MOST_RATE = 1e-3, 1e9
 """No GPU's numbers lie outside."""
@@ -66,9 +66,9 @@ class DeviceSpec:
             raise StoreError(f"not a device: its fields are {', '.join(sorted(names))}")
         for item in fields(cls):
             if not _is_possible(item.type, value[item.name]):
-                raise StoreError(f"not a device: its {item.name} cannot be {str(value[item.name])[:LONGEST_QUOTE]!r}")
+                raise StoreError(f"not a device: its {item.name} cannot be {quote(value[item.name])}")
         if not re.fullmatch(r"sm_\d{2,3}[af]?", value["arch"], re.ASCII):
-            raise StoreError(f"not a device: arch must be such as sm_90a, not {value['arch'][:LONGEST_QUOTE]!r}")
+            raise StoreError(f"not a device: arch must be such as sm_90a, not {quote(value['arch'])}")
         return cls(**value)
 
 

@@ -50,7 +50,7 @@ class BudgetSpent(AtofferError):
 
 
 class StoreError(AtofferError):
-    """The trial store is damaged, locked or of another protocol."""
+    """Trials, a table or a device in a file are damaged, locked, or not of this protocol."""
 
 
 class PolicyError(AtofferError):
@@ -66,4 +66,4 @@ class FileError(AtofferError):
 
 
 class LogError(AtofferError):
-    """The log folder cannot be written."""
+    """A log folder, or another file that was asked for, cannot be written."""

@@ -99,7 +99,7 @@ def _read_header(path: str, file: BinaryIO) -> _Header:
 
 def changed_mask(path: str) -> MaskError:
     """What is told of a file that holds another mask than it did."""
-    return MaskError(f"mask file {path} changed while it was in use: start again")
+    return MaskError(f"mask file {path!r} changed while it was in use: start again")
 
 
 def _damaged(path: str) -> MaskError:
@@ -108,16 +108,16 @@ def _damaged(path: str) -> MaskError:
 
 def _check(path: str, header: _Header, seq_len: int, batch: int | None) -> None:
     shape = header.shape
-    if header.dtype != np.bool_ or len(shape) not in (2, 3) or 0 in shape:
+    if header.dtype != np.bool_ or len(shape) not in (2, 3) or min(shape) < 1:
         raise MaskError(
             f"mask file {path!r} holds {quote(header.dtype, str)} of shape {quote(shape)}: "
             "it must hold a boolean array of shape (S, S) or (B, S, S)"
         )
     if shape[-2:] != (seq_len, seq_len):
-        raise MaskError(f"mask file {path} has shape {quote(shape)}; it must end in ({seq_len}, {seq_len})")
+        raise MaskError(f"mask file {path!r} has shape {quote(shape)}; it must end in ({seq_len}, {seq_len})")
     masks = shape[0] if len(shape) == 3 else 1
     if batch is not None and masks not in (1, batch):
         right = f"1 or {batch}" if batch > 1 else "1"
-        raise MaskError(f"mask file {path} holds {quote(masks)} masks, but batch is {batch}: it must hold {right}")
+        raise MaskError(f"mask file {path!r} holds {quote(masks)} masks, but batch is {batch}: it must hold {right}")
     if not 0 < masks * seq_len**2 <= MAX_ELEMENTS:
-        raise MaskError(f"mask file {path} has over 2**31 elements: reduce batch or seq_len")
+        raise MaskError(f"mask file {path!r} has over 2**31 elements: reduce batch or seq_len")

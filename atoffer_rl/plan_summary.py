@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoffer_rl.gather_items import GROUP_COLUMNS
 from atoffer_rl.gather_plan import GatherPlan, gather_plan
 from atoffer_rl.mask_plan import Int32
 from atoffer_rl.mask_structure import BLOCK_SIZES
 from atoffer_rl.masks import Keep, Mask
-from atoffer_rl.row_order import Order, by_first_column, has_wide, parts_of, splits
+from atoffer_rl.row_order import FRAGMENT_ROWS, Order, by_first_column, has_wide, parts_of, splits
 
 TILE_ROWS = (*BLOCK_SIZES, 256)
 """Rows of a tile, for plans that are compared."""
@@ -104,10 +105,11 @@ def plan_summary(mask: Mask, seq_len: int, order: Order, tile_rows: int, row_byt
 
 
 def dense_summary(seq_len: int, tile_rows: int, row_bytes: int) -> PlanSummary:
-    """What attention costs that ignores the mask: every tile gathers, and every row multiplies, all columns."""
+    """What attention costs that ignores the mask: tiles gather, and rows multiply, all columns, in whole groups."""
     tiles = -(-seq_len // tile_rows)
     size_bytes = 2 * (seq_len + tiles * seq_len) * row_bytes
-    return PlanSummary(Order.NATURAL, tile_rows, tiles, tiles * seq_len, seq_len**2, size_bytes)
+    products = (-(-seq_len // GROUP_COLUMNS) * GROUP_COLUMNS) * (-(-seq_len // FRAGMENT_ROWS) * FRAGMENT_ROWS)
+    return PlanSummary(Order.NATURAL, tile_rows, tiles, tiles * seq_len, products, size_bytes)
 
 
 def best_plan(summaries: tuple[PlanSummary, ...]) -> PlanSummary:

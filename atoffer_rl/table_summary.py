@@ -68,6 +68,17 @@ def best_recorded(
     return best[0][1], best[0][0]
 
 
+def best_with(latencies_us: dict[Choice, float], fallback: Scheme) -> Scheme:
+    """The best scheme of measured choices; segments of `fallback` where they do not cover the layer, as few as can be.
+
+    Args:
+        latencies_us: Latency of each choice that was measured.
+        fallback: What stands in, whole segments of it.
+    """
+    beyond_us = 1.0 + sum(latencies_us.values())  # more than any measured scheme takes
+    return best_schemes(dict.fromkeys(fallback.choices, beyond_us) | latencies_us, 1)[0][1]
+
+
 def _allowed(latencies_us: dict[Choice, float], legal: Container[Choice] | None) -> dict[Choice, float]:
     return {choice: us for choice, us in latencies_us.items() if legal is None or choice in legal}
 

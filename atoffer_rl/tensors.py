@@ -20,7 +20,7 @@ class Tensor:
     """A tensor of the layer.
 
     Attributes:
-        name: Its name in `operators.OPERATORS`.
+        name: Its name in `operators.OPERATORS`, or that of an array of sequence lengths.
         shape: Row-major shape.
         dtype: Storage format.
     """

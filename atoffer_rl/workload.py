@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from atoffer_rl.dtype import FLOATS, DType
@@ -69,7 +69,7 @@ class Workload:
         if self.activation not in ACTIVATIONS:
             raise WorkloadError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {quote(self.activation)}")
         if not isinstance(self.epsilon, float | int) or not 0.0 <= self.epsilon < 1.0:
-            raise WorkloadError(f"epsilon must be a number from 0 to 1, not {quote(self.epsilon)}")
+            raise WorkloadError(f"epsilon must be at least 0 and below 1, not {quote(self.epsilon)}")
         self._check_sizes()
         object.__setattr__(self, "epsilon", float(self.epsilon))
         self._find_mask()
@@ -157,10 +157,6 @@ class Workload:
         if unknown := [quote(name, str) for name in value if name not in FIELD_NAMES]:
             raise WorkloadError(f"not a workload: {', '.join(unknown)} unknown; {known}")
         return cls(**value)
-
-    def with_layers(self, layers: int) -> Self:
-        """The same workload with another number of layers."""
-        return replace(self, layers=layers)
 
 
 FIELD_NAMES = tuple(item.name for item in fields(Workload) if item.name != "mask_spec")

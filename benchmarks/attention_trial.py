@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -98,7 +99,7 @@ def timed(workload: Workload, ready: list[Compiled], replays: int) -> list[dict[
         rows.append(row)
         if each.program is None:
             continue
-        program = replace(each.program, plan=lambda plan=each.plan: plan)
+        program = replace(each.program, plan=partial(getattr, each, "plan"))
         segment = load_program(program, each.cubin)
         loaded.append(segment)  # graphs do not keep what they launch
 

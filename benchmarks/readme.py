@@ -22,6 +22,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 HEADLINE_GRID = "mha_paper_h200.json"
 PICTURE = ROOT / "docs" / "search.svg"
 DETAILS = ROOT / "docs" / "attention.md"
+EARLIER = ", of earlier kernels"
+OVERLAP = "ours begins while the one before ends, as in a layer after a generated kernel; PyTorch's does not"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -229,7 +231,8 @@ def attention() -> str:
     rows = [row for _, path in grid_paths() for row in load(path.name)["rows"]]
     intro = (
         "Speedups of attention over the fastest peer of each cell, in one run (`atoffer bench mha --grid NAME`); "
-        "below 1 the peer is faster. [Another table](docs/attention.md) has latencies, errors and choices. "
+        f"below 1 the peer is faster. Launches follow one another: {OVERLAP}. "
+        "[Another table](docs/attention.md) has latencies, errors and choices. "
         f"{peers_of(rows)}"
     )
     return "\n\n".join([intro, *parts])
@@ -242,9 +245,9 @@ def attention_details() -> str:
 
     intro = (
         "Written by `benchmarks/readme.py` from the records of `atoffer bench mha --grid NAME`: latencies are medians "
-        "of one run; the floor is what reading queries, keys and values and writing the result once takes, or 2 us, "
-        "what a small kernel might take, where that is more; of the errors, on random inputs and with logits scaled by "
-        "100, the larger one is shown."
+        f"of one run, of launches one after another ({OVERLAP}); the floor is what reading queries, keys and values "
+        "and writing the result once takes, or 2 us, what a small kernel might take, where that is more; of the errors "
+        "on random inputs and with logits scaled by 100 the larger one is shown."
     )
     parts = ["# Attention, cell by cell", intro]
     for grid, path in grid_paths():
@@ -288,22 +291,35 @@ def title_of(grid: str, path: Path, missing: int) -> str:
 
 
 def age_of(record: dict[str, Any]) -> str:
-    """What is said of a record of `bench mha` that was taken with other kernels than those that are here."""
-    return "" if of_these_kernels(record) else ", of earlier kernels"
+    """What is said of a record of `bench mha` that was taken with other kernels than those that are here.
 
-
-def of_these_kernels(record: dict[str, Any]) -> bool:
-    """Whether the shortest and the longest cell of a record were taken with the kernels that are here."""
+    Its shortest and its longest cell are compared.
+    """
     from atoffer_rl.bench.cells import IDENTITY, source_hash
     from atoffer_rl.device import DEFAULT_DEVICE, KNOWN_DEVICES
     from atoffer_rl.workload import Workload
 
     device = {device.name: device for device in KNOWN_DEVICES}.get(record["device"], DEFAULT_DEVICE)
     by_length = sorted(record["rows"], key=lambda row: row["seq_len"])
-    return all(
+    current = all(
         row["ours_source"] == source_hash(Workload(**{name: row[name] for name in IDENTITY}), device)
         for row in (by_length[0], by_length[-1])
     )
+    return "" if current else EARLIER
+
+
+def age_of_encoders(rows: Sequence[dict[str, Any]]) -> str:
+    """The same of rows of `bench encoder`."""
+    from atoffer_rl.bench.cells import IDENTITY, programs_hash
+    from atoffer_rl.bench.grids import BEYOND_ATTENTION
+    from atoffer_rl.scheme import Scheme
+    from atoffer_rl.workload import Workload
+
+    def hash_now(row: dict[str, Any]) -> str:
+        workload = Workload(**{name: row[name] for name in (*IDENTITY, *BEYOND_ATTENTION)})
+        return programs_hash(workload, Scheme.from_json(row["ours_scheme"]).choices)
+
+    return "" if all(row.get("ours_source") == hash_now(row) for row in rows) else EARLIER
 
 
 def encoders() -> str:
@@ -314,9 +330,9 @@ def encoders() -> str:
     for path in sorted(RESULTS.glob("encoder*.json")):
         record = load(path.name)
         columns, lines = table_of(record["rows"])
-        versions = record["versions"]
+        versions, age = record["versions"], age_of_encoders(record["rows"])
         parts.append(
-            f"Whole encoders on {record['device']}, torch {versions['torch']}, us a forward, in one run "
+            f"Whole encoders on {record['device']}, torch {versions['torch']}, us a forward, in one run{age} "
             f"([record](benchmarks/results/{path.name})):\n\n{table(columns, lines)}"
         )
     return "\n\n".join(parts)

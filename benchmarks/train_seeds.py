@@ -115,8 +115,10 @@ def run_seed(seed: int, table_path: Path | None, policy: str) -> dict[str, Any]:
 
 
 def _other_searches(start: Checkpoint | None) -> dict[str, Callable[[Session], Result]]:
-    learned = {"without_learning": partial(evaluate, start)} if start else {}
-    return {"random_search": random_search.search, "rule": _follow_rule} | learned
+    searches: dict[str, Callable[[Session], Result]] = {"random_search": random_search.search, "rule": _follow_rule}
+    if start:
+        searches["without_learning"] = partial(evaluate, start)
+    return searches
 
 
 def _follow_rule(session: Session) -> Result:

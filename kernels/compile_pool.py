@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from atoffer_rl.errors import CompileError, DeviceUnavailable
 from atoffer_rl.kernels.child import Child, End, JobMaker
@@ -13,7 +13,6 @@ from atoffer_rl.kernels.compiler import compile_kernel
 from atoffer_rl.kernels.program import KernelProgram
 
 COMPILE_LIMIT_SECONDS = 60.0
-Compile: TypeAlias = Callable[[KernelProgram, str], bytes]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """NVRTC through cuda.core: a rendered kernel becomes a cubin for a named arch, without a GPU or a driver."""
 
 import hashlib
-from functools import cache
+import re
+from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ OPTIONS = {"std": "c++17", "extra_device_vectorization": True}
 """Of every compilation; the target and the header folders come besides."""
 ARCH_HINT = "name an arch such as sm_90a"
 ELF_MAGIC = b"\x7fELF"
+_STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
 @cache
@@ -47,11 +49,18 @@ def include_folders() -> tuple[str, ...]:
 
 
 def source_hash(program: KernelProgram) -> str:
-    """A hash of all text that decides the machine code: the source and its headers."""
-    digest = hashlib.sha256(program.source.encode())
+    """A hash of all text that decides the machine code: the source and its headers, without comments and layout."""
+    digest = hashlib.sha256(code_of(program.source).encode())
     for header in sorted(program.headers):
-        digest.update((TEMPLATE_FOLDER / header).read_bytes())
+        digest.update(code_of((TEMPLATE_FOLDER / header).read_text()).encode())
     return digest.hexdigest()[:16]
+
+
+@lru_cache(maxsize=256)
+def code_of(text: str) -> str:
+    """CUDA C++ without comments, blank lines, and space at the ends of lines: what the compiler makes the same of."""
+    code = _STRING_OR_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)
+    return "\n".join(line for line in map(str.strip, code.splitlines()) if line)
 
 
 def compile_kernel(program: KernelProgram, arch: str) -> bytes:

@@ -23,8 +23,8 @@ class KernelProgram:
         grid: Blocks in x, y, z.
         block: Threads in x, y, z.
         shared_bytes: Dynamic shared memory of a block.
-        arguments: The entry point's pointer parameters, in order: tensor names of `operators.OPERATORS`,
-            names of `plan`, or of `scratch`. Every other number is a constant in `source`.
+        arguments: The entry point's pointer parameters, in order: names of tensors (`tensors.py`), of
+            `plan`, or of `scratch`. Every other number is a constant in `source`.
         plan: Arrays that the kernel reads besides tensors (mask plans), made when they are first needed.
         scratch: Device memory that the kernel needs for itself: (name, bytes), zeros before the first launch. One
             loaded program has one copy, so its launches must follow one another.
@@ -71,7 +71,7 @@ class MatmulOperand:
 
 @dataclass(frozen=True)
 class MatmulProgram:
-    """One cuBLASLt call: result = epilogue(scale * a @ b + addend).
+    """One product by cuBLASLt, or, of a batch, by cuBLAS: result = epilogue(scale * a @ b + addend).
 
     Attributes:
         a: Left operand.

@@ -44,7 +44,11 @@ def template_named(name: str) -> Template:
 def template_choices(
     name: str, workload: Workload, run: Run, device: DeviceSpec = DEFAULT_DEVICE
 ) -> tuple[Choice, ...]:
-    """What template `name` offers for `run`, default first; empty where it cannot implement it."""
+    """What template `name` offers for `run`, default first; empty where it cannot implement it.
+
+    Raises:
+        SchemeError: If there is no such template, or it offers more than `MAX_CHOICES`.
+    """
     template = template_named(name)
     if run not in template.runs or template.why_not(workload, run, device) is not None:
         return ()

@@ -60,7 +60,7 @@ class Measured:
     """What came of a task.
 
     Attributes:
-        status: For an anchor, `ok`.
+        status: What a trial's says; of anchors always `ok`.
         reason: One line on a failure.
         samples_us: Every timed replay.
         anchors_us: Latency of each anchor, for an anchor task.

@@ -41,6 +41,8 @@ def written(generator, monkeypatch, tmp_path):
 def test_generated_parts_are_up_to_date(generator):
     assert generator.filled(TEXT) == TEXT, "run python benchmarks/readme.py"
     assert generator.DETAILS.read_text() == generator.attention_details(), "run python benchmarks/readme.py"
+    picture = generator.draw_search(generator.load("search.json"))
+    assert generator.PICTURE.read_bytes() == picture, "run python benchmarks/readme.py"
 
 
 def test_what_was_written_passes_the_check(written):

@@ -1,7 +1,7 @@
 """What is benchmarked in a cell, how much memory that takes, and our choices for it."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,9 +89,12 @@ def allowed_bytes(workload: Workload) -> int:
 
 def source_hash(workload: Workload, device: DeviceSpec) -> str:
     """A hash of every program that ours could be for `workload`."""
-    hashes = [
-        program_hash(template_program(workload, choice)) for choice in LegalSpace(workload, device).choices(ATTENTION)
-    ]
+    return programs_hash(workload, LegalSpace(workload, device).choices(ATTENTION))
+
+
+def programs_hash(workload: Workload, choices: Iterable[Choice]) -> str:
+    """A hash of the programs of `choices`, in order."""
+    hashes = [program_hash(template_program(workload, choice)) for choice in choices]
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]
 
 

@@ -16,6 +16,7 @@ from atoffer_rl.kernels.child import first_line
 from atoffer_rl.kernels.verify import Verdict
 
 OURS = "ours"
+OUT_OF_MEMORY = "out of memory"
 LARGEST_DIFFERENCE = 0.05
 """Between a peer's result and ours, over the largest value: formats differ by less, a wrong mask by more."""
 LONGEST_REASON = 200
@@ -111,7 +112,12 @@ class Contest:
             except Exception as error:
                 if self._share is not None and (taken := self._share.taken(error)):
                     raise taken from error
-                self._errors[contender.key] = reason_of(error, [str(warning.message) for warning in noted])
+                reason = reason_of(error, [str(warning.message) for warning in noted])
+                if reason == OUT_OF_MEMORY and self._share is not None:
+                    reason = (
+                        f"needs more GPU memory than the {self._share.size_bytes / 1e9:.1f} GB that a cell may take"
+                    )
+                self._errors[contender.key] = reason
                 # A capture that failed may have left the allocator believing that it goes on in that pool.
                 self._pool = torch.cuda.graph_pool_handle()
 
@@ -119,6 +125,8 @@ class Contest:
         if self._result is None:
             self._result = result.clone()
             return
+        if result.isnan().any() and not self.result.isnan().any():
+            raise RuntimeError("it gives NaN where ours does not, as for rows that keep nothing")
         difference = (result - self.result).abs().amax().item()
         if not difference <= LARGEST_DIFFERENCE * self.result.abs().amax().item():
             raise RuntimeError(f"its result differs from ours by up to {difference:.3g}")
@@ -165,7 +173,7 @@ def reason_of(error: BaseException, noted: Sequence[str]) -> str:
         noted: Warnings given before: SDPA tells in them why it has no kernel.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
+        return OUT_OF_MEMORY
     line = first_line(error)
     if error.__context__ is not None and "capture" in line:  # the end of a capture that something else broke
         return reason_of(error.__context__, noted)

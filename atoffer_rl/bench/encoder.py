@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from atoffer_rl.bench.cells import identity_of
+from atoffer_rl.bench.cells import identity_of, programs_hash
 from atoffer_rl.bench.contest import OURS, Contender, Contest, Launch, row_of
 from atoffer_rl.bench.grids import BEYOND_ATTENTION
 from atoffer_rl.bench.peers import Peer, Weights, encoder_peers, layer_function, prepared
@@ -49,6 +49,7 @@ def _bench(workload: Workload, scheme: Scheme, replays: int) -> dict[str, Any]:
     contest = Contest(contenders, launches=(1,))
     floor_us = memory_us(workload.layers * run_bytes(workload, WHOLE_LAYER), current_device())
     named = encoder_identity(workload) | {"ours_scheme": scheme.to_json()}
+    named |= {"ours_source": programs_hash(workload, scheme.choices)}
     return named | row_of(contest.time(replays), verdict, floor_us)
 
 

@@ -136,14 +136,14 @@ def _verdict(workload: Workload, apart: torch.Tensor, eager_error: float) -> Ver
 
 
 def floor_us(workload: Workload) -> float:
-    """QKV read once and the output written once; never under what a launch takes."""
+    """QKV read once and the output written once; at least `SMALLEST_FLOOR_US`, about what a small kernel takes."""
     tensors = layer_tensors(workload)
     moved = tensors["qkv"].size_bytes + tensors[RESULT].size_bytes
     return max(SMALLEST_FLOOR_US, memory_us(moved, current_device()))
 
 
 def _peaked_chunks(workload: Workload) -> list[slice]:
-    """The first sequences alone: the others are no different."""
+    """The first sequences alone, for the time it takes: measuring has judged all of them."""
     first = range(workload.batch)[PEAKED_ENTRIES]
     return [slice(entry, entry + 1) for entry in first]
 

@@ -15,7 +15,7 @@ from atoffer_rl.errors import LogError
 from atoffer_rl.kernels.machine import current_device, current_machine
 from atoffer_rl.whole_file import is_stream, os_reason, real_path, whole_file
 
-PACKAGES = ("torch", "triton", "cupy-cuda13x", "cuda-core", "nvmath-python")
+PACKAGES = ("torch", "triton", "cupy-cuda13x", "cuda-core", "nvmath-python", "xformers", "flashinfer-python")
 Row: TypeAlias = dict[str, Any]
 COMMON_MASKS = ("causal", "dense")
 """Masks that every library has kernels for; means tell the others apart from them."""
@@ -25,7 +25,7 @@ def machine_here() -> dict[str, Any]:
     """What a record says of where it was taken: the current GPU, its driver, versions, and the floor's bandwidth."""
     machine = asdict(current_machine())
     return {name: machine[name] for name in ("device", "uuid", "driver")} | {
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {"compiler": machine["compiler"]} | {name: _version(name) for name in PACKAGES},
         "floor_gb_s": current_device().bandwidth_gb_s,
     }
 

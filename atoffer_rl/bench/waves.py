@@ -16,7 +16,7 @@ from atoffer_rl.errors import MemoryTaken
 from atoffer_rl.kernels.child import Child, End, Job, JobMaker, Outcome
 
 PREPARE_SECONDS = 400.0
-TIME_SECONDS = 60.0
+SECONDS_A_REPLAY = 2.0
 SPARE_SHARE = 0.05
 """Of free memory, what is left alone: libraries take some that torch does not count."""
 OnEnd: TypeAlias = Callable[[Cell, dict[str, Any] | None, str], None]
@@ -110,7 +110,7 @@ def run_wave(
     on_end: OnEnd,
     make_job: JobMaker = make_cell_job,
     prepare_seconds: float = PREPARE_SECONDS,
-    time_seconds: float = TIME_SECONDS,
+    seconds_a_replay: float = SECONDS_A_REPLAY,
 ) -> list[Cell]:
     """Prepare `cells` side by side, then time them one after another.
 
@@ -120,7 +120,7 @@ def run_wave(
         on_end: Called for each cell with its row, or None and the reason why there is none.
         make_job: What each process does; tests plant others.
         prepare_seconds: Time limit of preparing a cell.
-        time_seconds: Time limit of timing it.
+        seconds_a_replay: Time limit of timing it, for each of the replays.
 
     Returns:
         The cells from which others took memory that they were promised: to be tried again, with fewer beside them. A
@@ -148,7 +148,7 @@ def run_wave(
                 child.kill()
                 end(cell, "preparing", outcome)
         for child, cell in ready:
-            child.submit(Time(replays), time_seconds)
+            child.submit(Time(replays), seconds_a_replay * replays)
             (outcome,) = _outcomes([child])
             child.kill()
             end(cell, "timing", outcome)

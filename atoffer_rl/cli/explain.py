@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from atoffer_rl.cli.options import JsonOption, workload_options
+from atoffer_rl.cli.measured import Measured, measured_of
+from atoffer_rl.cli.options import JsonOption, StoreOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line, print_table
-from atoffer_rl.cli.scheme_source import device_of, failure, read_scheme, recorded_table
-from atoffer_rl.device import DeviceSpec
+from atoffer_rl.cli.scheme_source import failure, read_scheme
+from atoffer_rl.device import DEFAULT_DEVICE, DeviceSpec
 from atoffer_rl.errors import NotRecorded, SchemeError
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.operators import run_operators
-from atoffer_rl.records import RecordedTable, describe, list_workloads, recorded_workloads
+from atoffer_rl.records import describe, list_workloads, recorded_workloads
 from atoffer_rl.roofline import floor_us
 from atoffer_rl.scheme import Choice, Scheme
-from atoffer_rl.table_summary import latencies
+from atoffer_rl.table_summary import best_with, latencies
 from atoffer_rl.trial import Trial
 from atoffer_rl.workload import Workload
 
@@ -35,9 +36,9 @@ class Row:
         bytes: Device memory read and written.
         flops: Floating-point operations.
         floor_us: Roofline time.
-        status: What became of its recorded trial, such as `ok` or `wrong_result`; None where it was not recorded.
-        latency_us: Recorded latency; None where it was not recorded, or failed.
-        why: How it stands among what was measured for the same run, or why it failed; None where it was not recorded.
+        status: What became of its trial, such as `ok` or `wrong_result`; None where there is none.
+        latency_us: Measured latency; None where there is none, or it failed.
+        why: How it stands among what was measured for the same run, or why it failed; None where it was not measured.
     """
 
     run: tuple[int, int]
@@ -63,32 +64,33 @@ def command(
     code: Annotated[
         int | None, typer.Option("--code", metavar="CODE", help="Explain what this AToffer code becomes.")
     ] = None,
+    store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what a scheme does, segment by segment.
 
-    Without --scheme or --code, the best recorded one. The floor is what device memory and tensor cores need: a segment
-    whose inputs are in the cache may be below it.
+    Without --scheme or --code, the best of what was measured: by the recorded table, or else by the trials that a
+    search, `bench mha` or `record` left in the store. The floor is what device memory and tensor cores need: a
+    segment whose inputs are in the cache may be below it.
 
     Example: atoffer explain --batch 16 --seq-len 256 --code 41115
     """
-    table = recorded_table(workload)
-    device = device_of(table)
-    chosen, origin = _chosen(workload, scheme, code, table, device)
-    rows = _rows(workload, chosen, table, device)
+    measured = measured_of(workload, store)
+    device = measured.device if measured is not None else DEFAULT_DEVICE
+    chosen, origin = _chosen(workload, scheme, code, measured, device)
+    rows = _rows(workload, chosen, measured, device)
     if json:
         _print_json(workload, chosen, origin, device, rows)
     else:
-        _print_text(workload, origin, table, device, rows)
+        _print_text(workload, origin, measured, device, rows)
         peak_bytes = plan_buffers(workload, chosen.runs).peak_bytes
         print_line(f"activations: {peak_bytes / 1e6:.2f} MB at the peak, input and output included")
 
 
 def _chosen(
-    workload: Workload, path: Path | None, code: int | None, table: RecordedTable | None, device: DeviceSpec
+    workload: Workload, path: Path | None, code: int | None, measured: Measured | None, device: DeviceSpec
 ) -> tuple[Scheme, str]:
     from atoffer_rl.kernels.legal_space import LegalSpace
-    from atoffer_rl.table_summary import best_recorded
 
     if path is not None and code is not None:
         raise SchemeError("--scheme and --code are two schemes: give one of them")
@@ -100,19 +102,22 @@ def _chosen(
         from atoffer_rl.kernels.lowering import lower
 
         chosen, origin = lower(AtofferProgram.from_code(code), workload, device), f"AToffer code {code}"
-    elif table is not None:
-        chosen, origin = best_recorded(table, workload, space)[0], "the best scheme of the recorded table"
+    elif measured is not None:
+        known_us = {choice: us for choice, us in latencies(measured.trials).items() if choice in space}
+        chosen, origin = best_with(known_us, space.unfused), f"the best scheme of {measured.name}"
+        if any(choice not in known_us for choice in chosen.choices):
+            origin += ", unfused where nothing was measured"
     else:
         recorded = list_workloads(recorded_workloads())
-        raise NotRecorded(f"{describe(workload)} is not recorded: give --scheme or --code; recorded: {recorded}")
+        raise NotRecorded(f"{describe(workload)} was not measured: give --scheme or --code; recorded: {recorded}")
     space.check(chosen)
     return chosen, origin
 
 
-def _rows(workload: Workload, scheme: Scheme, table: RecordedTable | None, device: DeviceSpec) -> list[Row]:
-    trials = table.segments(workload) if table is not None else {}
-    measured = latencies(trials)
-    return [_row(workload, choice, device, trials.get(choice), measured) for choice in scheme.choices]
+def _rows(workload: Workload, scheme: Scheme, measured: Measured | None, device: DeviceSpec) -> list[Row]:
+    trials = measured.trials if measured is not None else {}
+    known_us = latencies(trials)
+    return [_row(workload, choice, device, trials.get(choice), known_us) for choice in scheme.choices]
 
 
 def _row(
@@ -168,8 +173,8 @@ def _ordinal(number: int) -> str:
 
 
 def _total_us(rows: list[Row]) -> float | None:
-    latencies = [row.latency_us for row in rows if row.latency_us is not None]
-    return sum(latencies) if len(latencies) == len(rows) else None
+    known_us = [row.latency_us for row in rows if row.latency_us is not None]
+    return sum(known_us) if len(known_us) == len(rows) else None
 
 
 def _print_json(workload: Workload, scheme: Scheme, origin: str, device: DeviceSpec, rows: list[Row]) -> None:
@@ -187,11 +192,11 @@ def _print_json(workload: Workload, scheme: Scheme, origin: str, device: DeviceS
 
 
 def _print_text(
-    workload: Workload, origin: str, table: RecordedTable | None, device: DeviceSpec, rows: list[Row]
+    workload: Workload, origin: str, measured: Measured | None, device: DeviceSpec, rows: list[Row]
 ) -> None:
     print_line(f"{origin}, for {describe(workload)}, on {device.name}")
-    if table is not None:
-        print_line(f"latencies: recorded table {table.header.table}")
+    if measured is not None:
+        print_line(f"latencies: {measured.name}")
     total_us = _total_us(rows)
     print_table(
         ["run", "template", "parameters", "blocks", "MB", "GFLOP", "floor us", "us", "share", "operators"],
@@ -216,7 +221,7 @@ def _print_text(
 
 def _why_no_total(rows: list[Row]) -> str:
     failed = [_run(row) for row in rows if row.status is not None and row.latency_us is None]
-    return f"no latency, for {' '.join(failed)} failed" if failed else "not every segment has a recorded latency"
+    return f"no latency, for {' '.join(failed)} failed" if failed else "not every segment was measured"
 
 
 def _run(row: Row) -> str:

@@ -119,7 +119,7 @@ def command(
         standalone = bool(start.run["standalone"])
         measurer = str(start.run["measurer"]) if measurer == "auto" else measurer
         if not json:
-            _tell_of_steps(hyperparameters, start)
+            _tell_of_limits(hyperparameters, start, budget)
     run_name = job.run_name("ppo", workload, seed)
     with (
         job.opened_measurer(measurer, workload, store, json) as opened,
@@ -188,8 +188,11 @@ def _hyperparameters(path: Path | None, start: "Checkpoint | None", changes: dic
     return ppo_config(kept | {name: value for name, value in changes.items() if value is not None})
 
 
-def _tell_of_steps(hyperparameters: "PPOConfig", start: "Checkpoint") -> None:
-    """Say so where the run that goes on has no steps left."""
+def _tell_of_limits(hyperparameters: "PPOConfig", start: "Checkpoint", budget: int | None) -> None:
+    """Say so where the run that goes on has no units, or no steps, left."""
+    measured = len(start.run["choices"])
+    if budget is not None and budget <= measured:
+        print_line(f"the run has measured {measured} choices and measures no more: --budget gives it more")
     if hyperparameters.timesteps <= int(start.run["timesteps"]):
         print_line("the run has taken all its steps and learns no more: --timesteps gives it more")
 

@@ -26,7 +26,8 @@ def command(
     from atoffer_rl.kernels.export.payload import runtime
 
     if not (folder / runtime.MANIFEST).is_file():
-        raise ExportError(f"{folder} is not an export: it has no {runtime.MANIFEST}")
+        remedy = "name a folder that atoffer export wrote"
+        raise ExportError(f"{folder} is not an export: it has no {runtime.MANIFEST}; {remedy}")
     try:
         exported = runtime.read_manifest(folder)["files"]  # before what lies beside it is run
     except runtime.ExportError as error:

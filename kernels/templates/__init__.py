@@ -1,1 +1,1 @@
-"""One template a trio: device code (`.cuh`), a thin instantiation (`.cu.j2`) and its Python description."""
+"""Templates, each: device code (`.cuh`), its instantiation (`.cu.j2`), a space file (`.yml`), a description (`.py`)."""

@@ -5,6 +5,8 @@ namespace atoffer {
 
 // ---- Barriers in shared memory (sm_80 and later): a phase ends when as many arrivals as were announced have come.
 
+constexpr int kBarrierBytes = 8;
+
 __device__ __forceinline__ void start_barrier(unsigned barrier, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -42,6 +44,19 @@ __device__ __forceinline__ void wait_phase(unsigned barrier, int parity) {
 #else
     while (!phase_over(barrier, parity)) continue;
 #endif
+}
+
+// Waits for the end of a phase that other blocks of the cluster have a part in: what they stored is visible then.
+__device__ __forceinline__ void wait_phase_of_cluster(unsigned barrier, int parity) {
+    int over;
+    do {
+        asm volatile(
+            "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+            "selp.s32 %0, 1, 0, p;\n\t}"
+            : "=r"(over)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    } while (!over);
 }
 
 // Waits for the THREADS threads (whole warps) that name the same barrier, 1 to 15; 0 is __syncthreads.

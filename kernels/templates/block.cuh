@@ -109,7 +109,7 @@ __device__ __forceinline__ bool share_rows(Warpgroup<Shape>& warpgroup, const Ri
         warpgroup.give(to, remote_address(ring.partials_here(), finisher));
         return false;
     }
-    wait_phase(ring.partials_here(), 0);
+    wait_phase_of_cluster(ring.partials_here(), 0);
 #pragma unroll
     for (int other = 1; other < Block::kRanks; ++other) {
         warpgroup.take(ring.partial((rank + other) % Block::kRanks, rank, warp));

@@ -308,7 +308,7 @@ struct Row {
     }
 };
 
-// The kernel's body. Offsets fit in 31 bits: a workload has no larger tensor.
+// The kernel's body. Offsets fit in 31 bits: runs of larger tensors are refused.
 template <class Config, class Result, class Finish, class Source, class... Stages>
 __device__ __forceinline__ void run(Result* result, const Finish& finish, const Source& source, const Stages&... stages) {
     using S = Shape<Config>;

@@ -9,6 +9,10 @@ namespace atoffer {
 
 constexpr int kWarpSize = 32;
 constexpr unsigned kFullWarp = 0xffffffffu;
+constexpr int kVectorBytes = 16;   // of the widest access: tensors begin at multiples of it, not of what newer chips move
+constexpr int kFragmentRows = 16;  // rows of an mma.m16n8k16's result, and its depth
+constexpr int kMmaColumns = 8;     // columns of the result
+constexpr int kQuad = 4;           // lanes that share a row of it
 
 template <class T, class U>
 constexpr bool kSame = false;
@@ -32,29 +36,45 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) 
 
 __device__ __forceinline__ float negative_infinity() { return __int_as_float(static_cast<int>(0xff800000u)); }
 
-// V elements that one instruction moves (up to 16 bytes); its address must be a multiple of its size.
+// V elements that one instruction moves; its address must be a multiple of its size.
 template <class T, int V>
 struct alignas(sizeof(T) * V) Vector {
+    static_assert(sizeof(T) * V <= kVectorBytes, "a wider access wants tensors that begin at multiples of 32 bytes");
     T values[V];
 };
 
+// Of V elements, those that one instruction moves.
+template <class T, int V>
+constexpr int kAtOnce = sizeof(T) * V <= kVectorBytes ? V : kVectorBytes / static_cast<int>(sizeof(T));
+
 template <class T, int V>
 __device__ __forceinline__ void load_floats(float (&result)[V], const T* from) {
-    const Vector<T, V> packed = *reinterpret_cast<const Vector<T, V>*>(from);
+    constexpr int kElements = kAtOnce<T, V>;
+    static_assert(V % kElements == 0, "accesses are all of one size");
 #pragma unroll
-    for (int i = 0; i < V; ++i) result[i] = to_float(packed.values[i]);
+    for (int first = 0; first < V; first += kElements) {
+        const auto packed = *reinterpret_cast<const Vector<T, kElements>*>(from + first);
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) result[first + i] = to_float(packed.values[i]);
+    }
 }
 
 template <class T, int V>
 __device__ __forceinline__ void store_floats(T* to, const float (&source)[V]) {
-    Vector<T, V> packed;
+    constexpr int kElements = kAtOnce<T, V>;
+    static_assert(V % kElements == 0, "accesses are all of one size");
 #pragma unroll
-    for (int i = 0; i < V; ++i) packed.values[i] = from_float<T>(source[i]);
-    *reinterpret_cast<Vector<T, V>*>(to) = packed;
+    for (int first = 0; first < V; first += kElements) {
+        Vector<T, kElements> packed;
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) packed.values[i] = from_float<T>(source[first + i]);
+        *reinterpret_cast<Vector<T, kElements>*>(to + first) = packed;
+    }
 }
 
 // ---- The device.
 
+// As many as there are, or numbers for more: the same wherever it is asked for.
 __device__ __forceinline__ int multiprocessors() {
     unsigned count;
     asm("mov.u32 %0, %%nsmid;" : "=r"(count));

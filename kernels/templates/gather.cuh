@@ -1,7 +1,7 @@
 // Sparse attention on tensor cores: softmax(scale * Q K^T under a mask) V, one item of the mask's plan after another.
 //
 // The plan gives an item's query rows and, in chunks, the distinct key columns that any of them keeps: only those rows
-// of K and V are read. A fragment of 16 query rows then multiplies only the columns of the chunk that its own rows
+// of K and V are read (where a formula stands for a list, up to a twentieth more). A fragment of 16 query rows then multiplies only the columns of the chunk that its own rows
 // keep: where each of them lies comes as bytes, which row keeps it as bits.
 //
 //   copying warps                                shared memory                      multiplying warps

@@ -310,15 +310,20 @@ struct Copier {
     }
 
     // Rows that do not exist keep what they held: nothing of them is kept or stored. Rows beyond the length likewise:
-    // they are stored as zeros, or, where sequences are packed, not at all.
+    // they are stored as zeros, or, where sequences are packed, not at all. Channels beyond the head's become zeros again:
+    // results, or what other warps found, have lain there since.
     __device__ __forceinline__ void copy_queries(const Element* queries, const Rows& rows, int length) const {
         const Element* from = opaque(queries + vector * Tile::kVectorElements);
         const unsigned to = opaque(shared_address(shared.queries(buffer.at)));
 #pragma unroll
         for (int i = 0; i < Rows::kCopies; ++i) {
             const int number = rows.of(i, thread);
-            if (!has_channels() || number < 0 || (Tile::kPadded && number >= length)) continue;
-            copy_vector<0>(to + target(i), token(from, number));
+            if (number < 0 || (Tile::kPadded && number >= length)) continue;
+            if (has_channels()) {
+                copy_vector<0>(to + target(i), token(from, number));
+            } else {
+                copy_async<kVectorBytes>(to + target(i), queries, false);
+            }
         }
     }
 

@@ -8,8 +8,6 @@
 
 namespace atoffer::gather {
 
-constexpr int kFragmentRows = 16;    // rows of an mma result, and its depth
-constexpr int kMmaColumns = 8;       // columns of an mma result
 constexpr int kGroupColumns = 16;    // columns that an ldmatrix takes in: the depth of the product with V
 constexpr int kGroupBits = 8;        // mask bits that a lane needs of a group
 constexpr int kBlockColumns = 64;    // columns of a fragment that a lane's mask word covers: 4 groups
@@ -18,9 +16,7 @@ constexpr int kOffsetWords = kBlockColumns / 2;           // of a block in the p
 constexpr int kBlockWords = kOffsetWords + kWarpSize;     // then bits
 constexpr float kNoBase = -3e38f;                         // 2^kNoBase is nothing beside any other
 constexpr float kSlackLog2 = 8.0f;                        // exponentials are at most 2^8
-constexpr int kBarrierBytes = 8;
-constexpr int kQuad = 4;  // lanes that share an mma row
-constexpr int kFinal = -1, kFinalWide = -2;
+constexpr int kFinal = -1;
 constexpr int kNoTicket = -1;
 constexpr int kNoHead = -1;
 constexpr int kAlignment = 256;  // of rows in shared memory: the low bits of an address tell a row's vectors apart
@@ -31,7 +27,7 @@ __host__ __device__ constexpr int aligned(int bytes) { return (bytes + kAlignmen
 struct alignas(16) Item {
     int chunks;   // to be copied
     int kept;     // the last of them, which the second pass needs
-    int shelf;    // where to leave a partial result; else kFinal, or kFinalWide of a wide item
+    int shelf;    // where to leave a partial result; else kFinal, or less of a wide item
     int merges;   // shelves to merge
 };
 
@@ -89,7 +85,7 @@ struct Tiling {
     static constexpr int kTokenStride = 3 * kWidth;  // elements from one token's q, k, v to the next
 
     static constexpr int kChannels = kHeadDim <= 32 ? 32 : kHeadDim <= 64 ? 64 : 128;  // of a row in shared memory
-    static constexpr bool kEven = kChannels == kHeadDim;                               // the others are zeros
+    static constexpr bool kEven = kChannels == kHeadDim;                               // zeros beyond the head's
     static constexpr int kRowBytes = kChannels * static_cast<int>(sizeof(Element));
     static constexpr int kRowVectors = kRowBytes / kVectorBytes;
     static constexpr int kVectorElements = kVectorBytes / sizeof(Element);
@@ -143,6 +139,8 @@ struct Tiling {
     static_assert(kMatrixBytes <= 1 << 16, "an offset in a chunk has 16 bits");
     static_assert(kCopyThreads % kRowVectors == 0, "a thread copies the same channels of every row");
     static_assert((kCopyRows & (kCopyRows - 1)) == 0, "rows a power of two apart: keys of the swizzle add up");
+    static_assert(Shape::kRegisters == 0 || (Shape::kWarps % kGroupWarps == 0 && Shape::kCopyWarps % kGroupWarps == 0),
+                  "registers are given from warpgroup to warpgroup");
     static_assert(kAllHeads % Shape::kGroupHeads == 0, "heads fall into whole groups");
     static_assert(kPasses <= 2, "a far pass is followed by a near one, and no other");
     static_assert(Shape::kFragmentColumns % kStep == 0, "a fragment's columns of a chunk are whole steps");

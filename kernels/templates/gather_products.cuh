@@ -106,8 +106,8 @@ struct Products {
         }
     }
 
-    // Writes the fragment's results to the 16 rows at `staging`: sums divided by the rows' totals, or zeros. Channels
-    // beyond the head's stay zeros, whatever their sums are: the next item's queries lie there.
+    // Writes the fragment's results to the 16 rows at `staging`: sums divided by the rows' totals, or zeros; zeros
+    // in channels beyond the head's, too, which nobody stores.
     static __device__ __forceinline__ void stage(char* staging, int lane, const Sums& sum, const float (&total)[2],
                                                  const Element* bias) {
         const unsigned to = shared_address(staging) +

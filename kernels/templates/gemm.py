@@ -27,7 +27,7 @@ MAX_THREADS = 512
 PRODUCT_STEP = 16
 """Rows, columns and inner columns that a warp handles at a time; its share of a tile is a multiple of it."""
 STRIP_ROWS, SCRATCH_PADDING = 16, 8
-"""As in `gemm.cuh`: the epilogue's strips and the floats between their rows."""
+"""The epilogue's strips and the floats between their rows: `gemm.cuh` checks what they come to."""
 MAX_SUMS = {DType.FLOAT32: 64, DType.FLOAT16: 128, DType.BFLOAT16: 128}
 """Sums a thread can hold besides its operands without spilling."""
 REGISTERS_BESIDES_SUMS = 72
@@ -215,6 +215,7 @@ class GemmTemplate:
             element=ELEMENT_TYPES[w.element],
             activation=activation_type(w.activation, w.element),
             tiling=[values[name] for name in PARAMETERS],
+            shared_bytes=shared_bytes(values, w.element.itemsize),
             split_k=values["split_k"],
             columns=problem.columns,
             inner=problem.inner,

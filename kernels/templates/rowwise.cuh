@@ -28,7 +28,7 @@
 // Packed: a sequence's tokens lie from the row that its offset names on. Rows beyond a length belong to others, or to
 // nobody: they are not stored.
 //
-// A kernel names its numbers in a Config: see Shape. All offsets fit in 31 bits: a workload has no larger tensor.
+// A kernel names its numbers in a Config: see Shape. All offsets fit in 31 bits: runs of larger tensors are refused.
 #pragma once
 
 #include "common.cuh"
@@ -103,7 +103,7 @@ struct Shape {
     static_assert(slice <= kMostSliced && unroll * slice <= kMostInFlight, "columns in flight must fit in registers");
     static_assert(!padded || listed, "lengths are the mask operator's");
     static_assert(!packed || (padded && multiplies && merges), "packed rows are read and stored as tokens alone");
-    static_assert(!in_place || staged >= seq, "a row that is stored in full is staged in full");
+    static_assert((listed && sums_values) || staged >= seq, "a row that is not summed as its list is read is staged in full");
 };
 
 // Which of q, k, v.
@@ -375,10 +375,10 @@ __device__ __forceinline__ void store_context(const Inputs<typename S::Element>&
 template <class S>
 __device__ __forceinline__ void store_row(const Outputs<typename S::Element>& out, const Query<S>& query,
                                           const float* staged, float total) {
-    const float factor = total == 0.0f ? 0.0f : 1.0f / total;
     const int row = query.score_row();
     for (int column = threadIdx.x % kWarpSize; column < S::seq; column += kWarpSize) {
         if constexpr (S::normalises) {
+            const float factor = total == 0.0f ? 0.0f : 1.0f / total;
             out.probs[row + column] = from_float<typename S::Element>(staged[column] * factor);
         } else if constexpr (S::listed) {
             out.masked_scores[row + column] = staged[column];

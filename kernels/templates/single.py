@@ -27,7 +27,18 @@ MOST_WARP_STEPS = 8
 ALIGNMENT_BYTES = 256
 SUM_PADDING = 8
 BARRIER_BYTES = 16
-HEADERS = ("barriers.cuh", "cluster.cuh", "common.cuh", "pairs.cuh", "single.cuh", "swizzle.cuh")
+HEADERS = (
+    "common.cuh",
+    "barriers.cuh",
+    "cluster.cuh",
+    "swizzle.cuh",
+    "pairs.cuh",
+    "single_layout.cuh",
+    "single_copy.cuh",
+    "single_warp.cuh",
+    "single_result.cuh",
+    "single.cuh",
+)
 PLAN_NAMES = ("single_tiles", "single_counts", "single_columns", "single_words")
 
 
@@ -108,7 +119,7 @@ def _bad_tiling(values: Mapping[str, int]) -> str | None:
         return "column_warps must be 1, 2 or 4"
     if fragments * values["column_warps"] > MAX_WARPS:
         return f"a block has {MAX_WARPS} warps at most"
-    # Then so many rows are copied at a time, too, as the swizzle wants: see kCopyRows of single.cuh.
+    # Then so many rows are copied at a time, too, as the swizzle wants: see kCopyRows of single_layout.cuh.
     if fragments & (fragments - 1):
         return f"tile_rows / {FRAGMENT_ROWS} must be a power of two"
     return None
@@ -142,7 +153,7 @@ def _outline(workload: Workload, values: Mapping[str, int]) -> SingleOutline:
 
 
 def shared_bytes(workload: Workload, values: Mapping[str, int]) -> int:
-    """Dynamic shared memory of a block: see `Tiling` of single.cuh, which checks it."""
+    """Dynamic shared memory of a block: see `Tiling` of single_layout.cuh, which checks it."""
     row_bytes = workload.head_dim * workload.element.itemsize
     matrix = _outline(workload, values).room * row_bytes
     found = _threads(values) // WARP_SIZE * FRAGMENT_ROWS * (workload.head_dim + SUM_PADDING + 2) * 4

@@ -5,12 +5,11 @@
 
 namespace atoffer {
 
-constexpr int kVectorBytes = 16;
-
 // Byte offset of 16-byte vector `vector` of row `row` in a matrix of ROW_VECTORS vectors a row. The key has digits of
 // the row added up, so that rows a constant step apart, not just neighbours, fall into distinct banks.
 template <int ROW_VECTORS>
 struct Swizzle {
+    static_assert((ROW_VECTORS & (ROW_VECTORS - 1)) == 0, "a row's vectors change places among themselves alone");
     static constexpr int kBankRow = 128 / kVectorBytes;  // vectors that span all banks
     static constexpr int kRowsInBanks = ROW_VECTORS >= kBankRow ? 1 : kBankRow / ROW_VECTORS;
     static constexpr int kKeys = ROW_VECTORS < kBankRow ? ROW_VECTORS : kBankRow;

@@ -72,10 +72,17 @@ def test_a_contest_ends_where_others_took_a_peers_memory(monkeypatch, gpu):
         contest(monkeypatch, PROMISED)
 
 
-@pytest.mark.parametrize("share", [PROMISED, ALONE, None])
-def test_a_peer_that_needs_too_much_is_named(monkeypatch, gpu, share):
+@pytest.mark.parametrize(
+    ("share", "reason"),
+    [
+        (PROMISED, "needs more GPU memory than the 0.0 GB that a cell may take"),
+        (ALONE, "needs more GPU memory than the 0.0 GB that a cell may take"),
+        (None, "out of memory"),
+    ],
+)
+def test_a_peer_that_needs_too_much_is_named(monkeypatch, gpu, share, reason):
     gpu(100, 900)
-    assert contest(monkeypatch, share)._errors == {"peer": "out of memory"}
+    assert contest(monkeypatch, share)._errors == {"peer": reason}
 
 
 @pytest.mark.gpu(alone=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from atoffer_rl.bench.cells import source_hash
+from atoffer_rl.bench.cells import IDENTITY, programs_hash, source_hash
+from atoffer_rl.bench.grids import BEYOND_ATTENTION
 from atoffer_rl.bench.record import (
     cells_table,
     check_writable,
@@ -21,6 +22,7 @@ from atoffer_rl.bench.record import (
 )
 from atoffer_rl.device import DEFAULT_DEVICE
 from atoffer_rl.errors import LogError
+from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.workload import Workload
 from tests.bench.test_record_file import MACHINE, kept, row
 
@@ -135,4 +137,16 @@ def test_the_readme_says_which_records_are_of_these_kernels(monkeypatch, tmp_pat
     now = source_hash(Workload(batch=1, seq_len=64, mask="strided:stride=8"), DEFAULT_DEVICE)
     same = row() | {"ours_source": now}
     for rows, of_these in (([same], True), ([same, row(seq_len=32)], False), ([row(seq_len=65), same], False)):
-        assert readme.of_these_kernels({"device": "GPU", "rows": rows}) is of_these
+        assert readme.age_of({"device": "GPU", "rows": rows}) == ("" if of_these else readme.EARLIER)
+
+
+def test_the_readme_says_which_encoders_are_of_these_kernels(monkeypatch, tmp_path):
+    readme, workload = readme_with(monkeypatch, tmp_path), Workload(batch=1, seq_len=64)
+    scheme = LegalSpace(workload, DEFAULT_DEVICE).unfused
+    encoder = {name: getattr(workload, name) for name in (*IDENTITY, *BEYOND_ATTENTION)} | {
+        "ours_scheme": scheme.to_json()
+    }
+    now = encoder | {"ours_source": programs_hash(workload, scheme.choices)}
+    assert readme.age_of_encoders([now]) == ""
+    for earlier in (encoder, encoder | {"ours_source": "another"}):
+        assert readme.age_of_encoders([now, earlier]) == readme.EARLIER

@@ -88,7 +88,7 @@ def test_a_process_that_fails_costs_its_own_cell():
         ended[cell.workload.batch] = (row, reason)
 
     cells = [cell(batch) for batch in range(1, 8)]
-    again = run_wave(cells, 25, on_end, make_job, prepare_seconds=30, time_seconds=1.0)
+    again = run_wave(cells, 25, on_end, make_job, prepare_seconds=30, seconds_a_replay=0.04)
     assert again == cells[5:]
     assert sorted(ended) == [1, 2, 3, 4, 5]
     assert ended[1] == ({"batch": 1, "replays": 25}, "")

@@ -110,7 +110,7 @@ def test_a_wrong_command_line_is_status_2(atoffer, words, says):
         (["--mask", "ring"], "unknown mask 'ring'"),
         (["--mask", "file:gone.npy"], "cannot read mask file"),
         (["--activation", "swish"], "activation must be one of"),
-        (["--epsilon", "2"], "epsilon must be a number"),
+        (["--epsilon", "2"], "epsilon must be at least 0"),
         (["--lengths", "short"], "unknown lengths 'short'"),
         (["--packed"], "full sequences cannot be packed"),
         (["--lengths", "list:1/2"], "holds 2 lengths, but batch is 16"),

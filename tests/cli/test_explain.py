@@ -2,15 +2,21 @@
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.cli.explain import _ordinal
+from atoffer_rl.kernels.choice_program import template_program
+from atoffer_rl.kernels.cubin_cache import program_hash
 from atoffer_rl.kernels.lowering import lower
+from atoffer_rl.run import Run
 from atoffer_rl.scheme import Scheme
+from atoffer_rl.store import Store
 from atoffer_rl.table_summary import best_recorded, latencies
+from atoffer_rl.trial import Machine
 from atoffer_rl.workload import Workload
 from tests.synthetic import synthetic_table, with_an_illegal_choice, with_failure
 
@@ -28,7 +34,13 @@ def test_a_code(atoffer):
     assert answer["layer_floor_us"] == pytest.approx(sum(row["floor_us"] for row in answer["segments"]))
     text = atoffer("explain", "--code", 41115, *NEVER_RECORDED).out
     assert "AToffer code 41115, for B 3, S 48" in text
-    assert "not every segment has a recorded latency" in text
+    assert "not every segment was measured" in text
+
+
+@pytest.fixture(autouse=True)
+def no_live_trials(monkeypatch, tmp_path):
+    """Nobody's usual store."""
+    monkeypatch.setenv("ATOFFER_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -90,6 +102,50 @@ def test_why_a_choice_won(atoffer, recorded):
         told = "the best of another template takes"
         assert not rivals or f"{told} {min(rivals) / row['latency_us']:.2f} of its time" in row["why"]
     assert "; the best other " in atoffer("explain", *options).out
+
+
+def live_trials(workload, run, machine, taken="2026-01-01T00:00:00+00:00"):
+    """Trials of the choices of one run, as a live measurement of the kernels that are here leaves them."""
+    return [
+        replace(
+            trial,
+            table="",
+            machine=machine,
+            taken=taken,
+            source_hash=program_hash(template_program(workload, trial.choice)),
+        )
+        for trial in synthetic_table(workload).trials
+        if trial.choice is not None and trial.choice.run == run
+    ]
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_trials_of_a_store_answer_for_what_no_table_has(atoffer, tmp_path, usual):
+    workload, run = Workload(batch=3, seq_len=48), Run(2, 6)
+    trials = live_trials(workload, run, Machine(device="NVIDIA H100 80GB HBM3"))
+    earlier = live_trials(workload, run, Machine(device="NVIDIA H200"), "2025-01-01T00:00:00+00:00")
+    outdated = replace(trials[0], latency_us=0.01, samples_us=(0.01,), source_hash="another")
+    path = tmp_path / ("cache/trials.db" if usual else "live.db")
+    with Store(path) as store:
+        store.add_all([*earlier, *trials, outdated])
+    words = ("explain", *NEVER_RECORDED, *(() if usual else ("--store", path)))
+    answer = json.loads(atoffer(*words, "--json").out)
+    best = min((trial for trial in trials if trial.ok), key=lambda trial: trial.latency_us)
+    rows = {tuple(row["run"]): row for row in answer["segments"]}
+    assert answer["device"] == "NVIDIA H100 80GB HBM3"
+    assert rows[2, 6]["latency_us"] == best.latency_us
+    assert rows[2, 6]["why"].startswith("fastest of ")
+    assert all(row["why"] is None for place, row in rows.items() if place != (2, 6))
+    assert f"the best scheme of the trials of {path}, unfused where nothing was measured" in atoffer(*words).out
+
+
+def test_a_store_that_knows_nothing_of_a_workload(atoffer, tmp_path):
+    with Store(tmp_path / "live.db") as store:
+        store.add_all(live_trials(Workload(batch=2, seq_len=48), Run(2, 6), Machine(device="NVIDIA H200")))
+    for name in ("live.db", "nothing.db"):
+        outcome = atoffer("explain", *NEVER_RECORDED, "--store", tmp_path / name)
+        assert outcome.status == 1
+        assert "was not measured: give --scheme or --code" in outcome.err
 
 
 def test_ordinals():

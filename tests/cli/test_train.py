@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoffer_rl.agents import random_search
+from atoffer_rl.agents.checkpoint import load_checkpoint
 from atoffer_rl.agents.hyperparameters import CONFIG_FOLDER
 from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.rehearsal import Rehearsal
@@ -198,6 +199,14 @@ def test_a_resumed_runs_budget_can_be_given(train, atoffer, tmp_path):
     train("--budget", 12, "--timesteps", 32)
     words = ("--resume", only(tmp_path / "logs") / "checkpoint.zip", "--timesteps", 96, "--json")
     assert json.loads(atoffer("train", *words, "--budget", 20).out)["units"] == 20
+
+
+def test_a_settled_run_searches_on_under_a_larger_budget(train, atoffer, tmp_path):
+    train("--budget", 12, "--timesteps", 4000)
+    words = ("--resume", only(tmp_path / "logs") / "checkpoint.zip", "--timesteps", 8000)
+    assert load_checkpoint(words[1]).run["settled"] == 1
+    assert "the run has measured 12 choices and measures no more" in atoffer("train", *words, "--budget", 10).out
+    assert json.loads(atoffer("train", *words, "--budget", 20, "--json").out)["units"] == 20
 
 
 def test_a_checkpoint_whose_folder_cannot_be_written(train, atoffer, tmp_path):

@@ -139,6 +139,6 @@ def test_long_masks_take_under_three_seconds():
     for name in ("causal", "strided"):
         mask = parse_mask(name, 4096)
         mask.keep(4096)
-        began = time.perf_counter()
+        began = time.process_time()
         block_plan.__wrapped__(mask, 4096, 64, 64)
-        assert time.perf_counter() - began < 3.0  # a quarter of that, unless the machine is busy
+        assert time.process_time() - began < 3.0  # a quarter of that, unless the machine is busy

@@ -147,9 +147,9 @@ def test_random_blocks_do_not_depend_on_the_numpy_version():
     ],
 )
 def test_long_masks_are_quick(text):
-    started = time.perf_counter()
+    started = time.process_time()
     parse_mask(text, 4096).keep(4096)
-    assert time.perf_counter() - started < 0.2
+    assert time.process_time() - started < 0.2
 
 
 @pytest.mark.parametrize(

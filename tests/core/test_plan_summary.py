@@ -68,10 +68,11 @@ def test_what_splitting_saves():
 APPLY_TO_STRIDED = (Order.NATURAL, Order.FIRST_COLUMN, Order.SPLIT, Order.TWO_PASSES)
 
 
+@pytest.mark.parametrize("seq_len", [1, 33, 256])
 @pytest.mark.parametrize("tile_rows", BLOCK_SIZES)
-def test_a_dense_mask_costs_what_dense_costs(tile_rows):
-    planned = plan_summary(parse_mask("dense", 256), 256, Order.NATURAL, tile_rows, ROW_BYTES)
-    assert planned == dense_summary(256, tile_rows, ROW_BYTES)
+def test_a_dense_mask_costs_what_dense_costs(tile_rows, seq_len):
+    planned = plan_summary(parse_mask("dense", seq_len), seq_len, Order.NATURAL, tile_rows, ROW_BYTES)
+    assert planned == dense_summary(seq_len, tile_rows, ROW_BYTES)
 
 
 def test_orders_that_apply(tmp_path):

@@ -240,7 +240,7 @@ def test_a_truncated_table(tmp_path: Path) -> None:
 
 def test_a_table_is_found_by_its_signatures(tmp_path: Path) -> None:
     save_table(toy_table(), tmp_path / "a.jsonl.gz")
-    assert table_for(WORKLOAD.with_layers(7), tmp_path).header.table == "t"
+    assert table_for(replace(WORKLOAD, layers=7), tmp_path).header.table == "t"
     with pytest.raises(NotRecorded, match="strided") as error:
         table_for(replace(WORKLOAD, mask="causal"), tmp_path)
     assert "--measurer cuda" in str(error.value)
@@ -334,7 +334,7 @@ def test_the_tables_that_ship_cover_their_workloads() -> None:
 
 def test_a_table_covers_what_its_runs_make_up() -> None:
     table = synthetic_table(LARGE_SCORES)
-    assert table.covers(LARGE_SCORES.with_layers(3))
+    assert table.covers(replace(LARGE_SCORES, layers=3))
     assert not table.covers(replace(LARGE_SCORES, mask="causal"))
     without = tuple(trial for trial in table.trials if trial.choice is not None and trial.choice.run != Run(14, 14))
     assert RecordedTable(table.header, without).covers(LARGE_SCORES)

@@ -61,7 +61,7 @@ def test_the_key_is_stable():
 def test_sizes():
     workload = Workload(batch=2, seq_len=10, heads=3, head_dim=32)
     assert (workload.width, workload.rows, workload.score_count) == (96, 20, 600)
-    assert workload.with_layers(3) == Workload(batch=2, seq_len=10, heads=3, head_dim=32, layers=3)
+    assert replace(workload, layers=3) == Workload(batch=2, seq_len=10, heads=3, head_dim=32, layers=3)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_sizes():
         ("dtype", "float64", "dtype must be one of float32, float16, bfloat16"),
         ("dtype", [], "dtype must be one of"),
         ("activation", "swish", "activation must be one of gelu, gelu_tanh, relu"),
-        ("epsilon", -1.0, "epsilon must be a number from 0 to 1"),
-        ("epsilon", float("nan"), "epsilon must be a number from 0 to 1"),
-        ("epsilon", "small", "epsilon must be a number from 0 to 1"),
+        ("epsilon", -1.0, "epsilon must be at least 0 and below 1"),
+        ("epsilon", float("nan"), "epsilon must be at least 0 and below 1"),
+        ("epsilon", "small", "epsilon must be at least 0 and below 1"),
         ("mask", None, "mask must be text"),
         ("packed", True, "full sequences cannot be packed: give lengths"),
         ("packed", 1, "packed must be true or false, not 1"),
@@ -108,7 +108,7 @@ def test_bad_workloads(field, value, says):
         ("seq_len", 10**5000, "seq_len must be at most 32768, not <int too large to show>"),
         ("heads", 10**5000, "reduce heads, head_dim or ffn_dim"),
         ("layers", 10**5000, "layers must be at most 10000, not <int"),
-        ("epsilon", 10**5000, "epsilon must be a number from 0 to 1, not <int"),
+        ("epsilon", 10**5000, "epsilon must be at least 0 and below 1, not <int"),
         ("activation", [10**5000], "activation must be one of gelu, gelu_tanh, relu, not <list"),
         ("dtype", "x" * 10**6, "dtype must be one of"),
         ("mask", 10**5000, "mask must be text"),

@@ -5,10 +5,13 @@
 
 namespace atoffer {
 
+constexpr int kBarrierBytes = 8;
+
 inline void start_barrier(unsigned barrier, int arrivals) { emulation::start_barrier(barrier, arrivals); }
 inline void arrive(unsigned barrier) { emulation::arrive(barrier); }
 inline void arrive_with_copies(unsigned barrier) { emulation::arrive_after_copies(barrier); }
 inline void wait_phase(unsigned barrier, int parity) { emulation::wait_phase(barrier, parity); }
+inline void wait_phase_of_cluster(unsigned barrier, int parity) { emulation::wait_phase(barrier, parity); }
 inline bool phase_over(unsigned barrier, int parity) { return emulation::phase_over(barrier, parity); }
 
 template <int THREADS>

@@ -79,6 +79,10 @@ namespace atoffer {
 
 constexpr int kWarpSize = 32;
 constexpr unsigned kFullWarp = 0xffffffffu;
+constexpr int kVectorBytes = 16;
+constexpr int kFragmentRows = 16;
+constexpr int kMmaColumns = 8;
+constexpr int kQuad = 4;
 
 template <class T, class U>
 constexpr bool kSame = false;

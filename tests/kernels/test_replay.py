@@ -55,8 +55,8 @@ def test_it_is_fast() -> None:
     table = toy_table()
     measurer = ReplayMeasurer(table)
     choices = [trial.choice for trial in table.trials if trial.choice is not None]
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(50):
         for choice in choices:
             measurer.measure([SegmentRequest(WORKLOAD, choice)])
-    assert (time.perf_counter() - start) / (50 * len(choices)) < 50e-6
+    assert (time.process_time() - start) / (50 * len(choices)) < 50e-6

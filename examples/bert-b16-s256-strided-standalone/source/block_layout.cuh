@@ -13,13 +13,10 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kWarpRows = 16;
 constexpr int kDepth = 16;         // what a product sums over
 constexpr int kWordBits = 32;      // mask bits in a word
-constexpr int kVectorBytes = 16;
 constexpr int kVectorElements = 8;
-constexpr int kQuad = 4;  // lanes that share a row
 constexpr int kPanelElements = 64;
 constexpr int kPanelRowBytes = 128;
 constexpr int kPanelAlignment = 1024;
-constexpr int kBarrierBytes = 8;
 constexpr int kRowFloats = 4;  // beside its sums, what a thread tells of its rows: two maxima, two totals
 constexpr float kSlackLog2 = 8.0f;  // where sums are rescaled lazily, exponentials are at most 2^8
 

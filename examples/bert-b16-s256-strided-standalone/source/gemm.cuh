@@ -12,7 +12,8 @@
 //   TILE_M           +--------+       global loads (bias, residual) and stores move 16 bytes a thread
 //
 // 16-bit elements multiply on tensor cores (mma.m16n8k16), float32 on CUDA cores. Copies are 16 bytes wide where the
-// innermost extent allows it, else 8, 4 or one element; what lies outside a matrix is never read and counts as zero.
+// innermost extent allows it, else 8, 4 or one element; what lies outside a matrix is never read and counts as zero, for
+// the prologue, too: what that makes of rows beyond the last nobody stores.
 #pragma once
 
 #include "cluster.cuh"
@@ -52,6 +53,9 @@ struct Tiling {
     static constexpr int kStripsAtOnce = SPLIT_K == 1 ? 1 : kStrips;  // a cluster's barrier is worth waiting for once
     static constexpr int kScratchStride = kWarpN + kScratchPadding;
     static constexpr int kScratchFloats = kStripsAtOnce * kStripRows * kScratchStride;
+    static constexpr int kRingBytes = STAGES * (kBytesA + kBytesW);
+    static constexpr int kScratchBytes = kThreads / kWarpSize * kScratchFloats * static_cast<int>(sizeof(float));
+    static constexpr int kSharedBytes = kRingBytes > kScratchBytes ? kRingBytes : kScratchBytes;  // not at the same time
     static_assert(kWarpM % 16 == 0 && kWarpM * WARPS_M == TILE_M, "warps_m must divide tile_m into multiples of 16");
     static_assert(kWarpN % 16 == 0 && kWarpN * WARPS_N == TILE_N, "warps_n must divide tile_n into multiples of 16");
     static_assert(TILE_K % (kMmaK * WARPS_K) == 0, "warps_k must divide tile_k into multiples of 16");

@@ -6,6 +6,8 @@
 
 namespace atoffer {
 
+constexpr int kGroupWarps = 4;  // warps of a warpgroup, which give and take together
+
 template <int REGISTERS>
 __device__ __forceinline__ void shrink_registers() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -4,6 +4,7 @@
 using namespace atoffer;
 using Element = __half;
 using Tiling = gemm::Tiling<Element, 128, 192, 64, 2, 4, 1, 3, 1>;  // tile m, n, k; warps m, n, k; stages; split k
+static_assert(Tiling::kSharedBytes == 122880, "the launch gives the shared memory that is laid out here");
 constexpr int kColumns = 768;
 
 using SourceA = gemm::RowMajor<Element, 4096, 768>;

@@ -33,6 +33,8 @@ FORMAT = 2
 BEST, SAFE = "best", "safe"
 MOST_MANIFEST_BYTES, MOST_FILE_BYTES = 2**26, 2**32
 _CUDA_DEVICES = (2, 13)
+_ALIGNMENT_BYTES = 16
+"""Of the widest access of a kernel."""
 _DTYPES = {(0, 32): "int32", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
 
 
@@ -73,11 +75,11 @@ class DeviceMemory:
 
     @classmethod
     def of(cls, name: str, value: Any, shape: Sequence[int], dtype: str) -> "DeviceMemory":
-        """The memory of `value`, which must be a contiguous CUDA array of `shape` and `dtype`, or such memory already.
+        """The memory of `value`, or `value` itself if it is such memory.
 
         Args:
             name: What to call it in errors.
-            value: Any object with `__dlpack__`.
+            value: Any object with `__dlpack__`: a contiguous CUDA array that begins at a multiple of 16 bytes.
             shape: Expected shape.
             dtype: Expected format.
 
@@ -102,7 +104,10 @@ class DeviceMemory:
         strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides else None
         if strides is not None and strides != _row_major(found):
             raise ExportError(f"{name} is not contiguous: pass a contiguous copy")
-        return cls((tensor.data or 0) + tensor.byte_offset, found, kind, (value, capsule))
+        pointer = (tensor.data or 0) + tensor.byte_offset
+        if kind != "int32" and pointer % _ALIGNMENT_BYTES:  # lengths and offsets are read one by one
+            raise ExportError(f"{name} does not begin at a multiple of {_ALIGNMENT_BYTES} bytes: pass a copy")
+        return cls(pointer, found, kind, (value, capsule))
 
 
 def _row_major(shape: Sequence[int]) -> list[int]:

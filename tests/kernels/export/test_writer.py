@@ -65,6 +65,41 @@ def test_manifest_says_whether_sequences_are_packed(folder: Path, tmp_path: Path
         assert reading == [[2, 6]]
 
 
+class OnDevice:
+    """An array that says it is on a GPU."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, stream: int) -> object:
+        return self.array.__dlpack__()
+
+
+def test_only_arrays_that_kernels_can_read_are_taken() -> None:
+    room = np.zeros(64, np.float16)
+    aligned = -room.ctypes.data % 16 // 2
+    whole = room[aligned : aligned + 16].reshape(2, 8)
+    memory = runtime.DeviceMemory.of("x", OnDevice(whole), (2, 8), "float16")
+    assert memory.pointer == whole.ctypes.data
+    assert runtime.DeviceMemory.of("x", memory, (2, 8), "float16") is memory
+    wrong = [
+        ([1.0], "does not speak DLPack"),
+        (OnDevice(room[:16]), r"of shape \(16,\)"),
+        (OnDevice(whole.astype(np.float32)), "is float32 of shape"),
+        (OnDevice(whole.astype(np.int8)), "is another format of shape"),
+        (OnDevice(np.asfortranarray(whole)), "is not contiguous"),
+        (OnDevice(room[aligned + 1 : aligned + 17].reshape(2, 8)), "does not begin at a multiple of 16 bytes"),
+    ]
+    for value, message in wrong:
+        with pytest.raises(runtime.ExportError, match=message):
+            runtime.DeviceMemory.of("x", value, (2, 8), "float16")
+    lengths = np.zeros(8, np.int32)[1:3]
+    assert runtime.DeviceMemory.of("lengths", OnDevice(lengths), (2,), "int32").pointer == lengths.ctypes.data
+
+
 def test_lengths_and_offsets_are_asked_for_where_they_are_needed() -> None:
     def sequences_of(padded: bool, packed: bool, lengths: object, offsets: object = None) -> dict[str, int]:
         encoder = SimpleNamespace(needs_lengths=padded, packed=packed, input_shape=(2, 24, 64))

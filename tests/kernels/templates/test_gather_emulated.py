@@ -175,14 +175,36 @@ def test_results_depend_on_no_order_of_blocks_and_warps(emulator, ragged_workloa
 
 @pytest.mark.parametrize("head_dim", [40, 64])
 @pytest.mark.parametrize(
-    ("dtype", "values"),
-    [("float16", LOW), ("float16", ORDERS[Order.TWO_PASSES] | {"slots": 3}), ("float32", {**LOW, "step": 16})],
+    ("dtype", "mask", "values"),
+    [
+        ("float16", "strided", LOW),
+        ("float16", "strided", STEP_WARPS),
+        ("float16", "strided", PIECES),
+        ("float16", "strided", ORDERS[Order.SPLIT]),
+        ("float16", "strided", ORDERS[Order.TWO_PASSES] | {"slots": 3}),
+        ("float16", SMALL_WIDE.mask, WIDE),
+        ("float32", "strided", {**LOW, "step": 16}),
+    ],
 )
-def test_a_nan_stays_in_its_row(emulator, monkeypatch, dtype, values, head_dim):
+def test_a_nan_of_a_query_stays_in_its_row(emulator, monkeypatch, dtype, mask, values, head_dim):
     monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)  # so that a block takes many heads, one after another
-    workload = replace(SMALL, head_dim=head_dim, dtype=dtype, mask="strided")
-    kernel = emulator.load(workload, possible_choice(workload, Run(2, 6), **values, blocks=2))
+    workload = replace(SMALL, head_dim=head_dim, dtype=dtype, mask=mask)
+    kernel = emulator.load(workload, possible_choice(workload, Run(2, 6), **values | {"blocks": 2}))
     qkv = random_qkv(workload).astype(dtype)
-    qkv[0, 5, 0, 0] = np.nan
+    rows = [5, 21, 50, 76]  # in several fragments of their tiles
+    qkv[0, rows, 0, 0] = np.nan
     heads = launch(kernel, workload, qkv).reshape(*qkv.shape[:2], *qkv.shape[3:])
-    assert np.argwhere(np.isnan(heads).any(axis=-1)).tolist() == [[0, 5, 0]]
+    assert np.argwhere(np.isnan(heads).any(axis=-1)).tolist() == [[0, row, 0] for row in rows]
+
+
+@pytest.mark.parametrize("values", [LOW, PIECES, ORDERS[Order.TWO_PASSES] | {"slots": 3}])
+def test_infinite_values_stay_in_their_head(emulator, monkeypatch, values):
+    monkeypatch.setattr(gather, "MULTIPROCESSORS", 1)
+    workload = replace(SMALL, head_dim=40, mask="strided")
+    kernel = emulator.load(workload, possible_choice(workload, Run(2, 6), **values | {"blocks": 2}))
+    qkv = random_qkv(workload)
+    qkv[0, :, 2, 0] = np.inf
+    heads = launch(kernel, workload, qkv).reshape(*qkv.shape[:2], *qkv.shape[3:])
+    spoiled = ~np.isfinite(heads).all(axis=-1)
+    assert spoiled[0, :, 0].all()
+    assert spoiled.sum() == workload.seq_len

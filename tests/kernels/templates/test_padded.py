@@ -92,34 +92,34 @@ def test_compiles(name, run, arch):
 
 
 @pytest.mark.parametrize(("name", "run"), PAIRS + AFTER_THE_MASK)
-def test_lengths_emulated(emulator, name, run):
-    assert_emulated(emulator, SMALL, default(name, SMALL, run))
+def test_lengths_emulated(assert_emulated, name, run):
+    assert_emulated(SMALL, default(name, SMALL, run))
 
 
 @pytest.mark.parametrize(("name", "run"), [("rowwise", Run(1, 6)), ("rowwise", Run(2, 3)), ("chain", Run(3, 4))])
-def test_lengths_with_a_mask_for_each_sequence_emulated(emulator, varied, name, run):
-    assert_emulated(emulator, varied, default(name, varied, run))
+def test_lengths_with_a_mask_for_each_sequence_emulated(assert_emulated, varied, name, run):
+    assert_emulated(varied, default(name, varied, run))
 
 
 @pytest.mark.parametrize(
     ("dtype", "values"), [*(("float16", values) for values in WAYS), ("float32", ORDERS[2]), ("float32", ORDERS[3])]
 )
-def test_lengths_gathered_emulated(emulator, dtype, values):
+def test_lengths_gathered_emulated(assert_emulated, dtype, values):
     workload = replace(GATHERED, dtype=dtype)
-    assert_emulated(emulator, workload, possible_choice(workload, Run(1, 6), **values))
+    assert_emulated(workload, possible_choice(workload, Run(1, 6), **values))
 
 
 @pytest.mark.parametrize("lengths", ["list:77/77/77", "list:0/0/0", "list:1/64/65"])
 @pytest.mark.parametrize("mask", ["dense", "fixed", "bigbird:window=8,global=2,random=1,block=8"])
-def test_masks_with_lengths_gathered_emulated(emulator, mask, lengths):
+def test_masks_with_lengths_gathered_emulated(assert_emulated, mask, lengths):
     workload = replace(GATHERED, mask=mask, lengths=lengths)
-    assert_emulated(emulator, workload, possible_choice(workload, Run(2, 5), **SMALL_CHUNKS))
+    assert_emulated(workload, possible_choice(workload, Run(2, 5), **SMALL_CHUNKS))
 
 
 @pytest.mark.parametrize("values", [{}, PIECES, ORDERS[2]])
-def test_lengths_with_a_mask_for_each_sequence_gathered_emulated(emulator, varied, values):
+def test_lengths_with_a_mask_for_each_sequence_gathered_emulated(assert_emulated, varied, values):
     workload = replace(varied, head_dim=40)
-    assert_emulated(emulator, workload, possible_choice(workload, Run(2, 6), **values))
+    assert_emulated(workload, possible_choice(workload, Run(2, 6), **values))
 
 
 def test_chunks_beyond_a_length_are_not_taken():
@@ -133,16 +133,6 @@ def test_chunks_beyond_a_length_are_not_taken():
     work, whole = (template_named("gather").work(w, possible_choice(w, **SMALL_CHUNKS)) for w in (workload, full))
     assert work.flops < whole.flops
     assert work.bytes_read < whole.bytes_read
-
-
-def assert_emulated(emulator, workload, choice):
-    import torch
-
-    from atoffer_rl.kernels.verifier import Verifier
-
-    verifier = Verifier(workload, choice.run, device=torch.device("cpu"))
-    verdict = verifier.judge(emulator.load(workload, choice))
-    assert verdict.passed, f"{choice} of {workload}: {verdict.reason}"
 
 
 def attend_beside_nan(workload, run, launch, device):
