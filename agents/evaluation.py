@@ -52,7 +52,8 @@ def evaluate(checkpoint: Checkpoint, session: Session) -> Result:
 
 
 def _search(policy: OptionPolicy, env: FusionSchemeEnv, session: Session, rehearsal: Rehearsal) -> None:
-    units = session.ledger.units or 0
+    # A policy that finds nothing new any more has as many schemes as there are choices, however large the budget.
+    units = min(session.ledger.units or 0, len(session.ledger.space.all_choices))
     search = SearchEpisode(env, [Search(lambda _: session.ledger)], (units, units), settle=False)
     observation, _ = search.reset(seed=session.seed)
     over = rehearsal.exhausted
