@@ -89,6 +89,8 @@ def restore_position(model: MaskablePPO, checkpoint: Checkpoint) -> None:
         model._last_obs = np.stack(found)
         model._last_episode_starts = np.array([position["starts"][k] for k in range(len(found))], bool)
         kind, key, *rest = position["random"]
+        if not 0 <= rest[0] <= len(key):  # NumPy does not check it, and reads what lies there
+            raise PolicyError(INCOMPLETE)
         np.random.set_state((kind, np.array(key, np.uint32), *rest))  # noqa: NPY002
     except (SchemeError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PolicyError(INCOMPLETE) from error

@@ -268,8 +268,9 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         if options is not None and not isinstance(options, Mapping):
             raise WorkloadError(f"reset takes options as a mapping, such as {{'workload': ...}}, not {quote(options)}")
         super().reset(seed=seed)
+        ledger = self._pick(options or {})  # first: whatever it refuses leaves the episode as it was
         self._release()
-        self._use(self._pick(options or {}))
+        self._use(ledger)
         self._clear()
         self._open_segment(0)
         return self._observe(), {"workload": self.workload}

@@ -46,7 +46,7 @@ TimestepsOption = Annotated[
         metavar="N",
         min=0,
         callback=at_most(MAX_TIMESTEPS),
-        help="Stop at this many environment steps at the latest. [default: as --config]",
+        help="Stop after this many environment steps, in whole rollouts. [default: as --config]",
     ),
 ]
 EnvsOption = Annotated[
