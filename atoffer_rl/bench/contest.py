@@ -16,7 +16,6 @@ from atoffer_rl.kernels.child import first_line
 from atoffer_rl.kernels.verify import Verdict
 
 OURS = "ours"
-OUT_OF_MEMORY = "out of memory"
 LARGEST_DIFFERENCE = 0.05
 """Between a peer's result and ours, over the largest value: formats differ by less, a wrong mask by more."""
 LONGEST_REASON = 200
@@ -112,12 +111,8 @@ class Contest:
             except Exception as error:
                 if self._share is not None and (taken := self._share.taken(error)):
                     raise taken from error
-                reason = reason_of(error, [str(warning.message) for warning in noted])
-                if reason == OUT_OF_MEMORY and self._share is not None:
-                    reason = (
-                        f"needs more GPU memory than the {self._share.size_bytes / 1e9:.1f} GB that a cell may take"
-                    )
-                self._errors[contender.key] = reason
+                texts = [str(warning.message) for warning in noted]
+                self._errors[contender.key] = reason_of(error, texts, self._share)
                 # A capture that failed may have left the allocator believing that it goes on in that pool.
                 self._pool = torch.cuda.graph_pool_handle()
 
@@ -165,18 +160,21 @@ def best_options(
     return Standing(samples, {name: reason for name, reason in reasons.items() if name not in samples}, options)
 
 
-def reason_of(error: BaseException, noted: Sequence[str]) -> str:
+def reason_of(error: BaseException, noted: Sequence[str], share: MemoryShare | None = None) -> str:
     """Why a contender failed, in one line.
 
     Args:
         error: What it raised.
         noted: Warnings given before: SDPA tells in them why it has no kernel.
+        share: What it was to keep to.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        return OUT_OF_MEMORY
+        if share is None:
+            return "out of memory"
+        return f"needs more GPU memory than the {share.size_bytes / 1e9:.1f} GB that a cell may take"
     line = first_line(error)
     if error.__context__ is not None and "capture" in line:  # the end of a capture that something else broke
-        return reason_of(error.__context__, noted)
+        return reason_of(error.__context__, noted, share)
     if line.endswith("raised:"):  # the compiler, of what went wrong in it
         line = next((below for below in map(str.strip, str(error).strip().splitlines()[1:]) if below), line)
     if line.startswith("No available kernel"):
