@@ -23,7 +23,7 @@ from atoffer_rl.errors import FileError, LogError, PolicyError
 from atoffer_rl.json_text import parse_json
 from atoffer_rl.quote import quote
 from atoffer_rl.regular_file import read_regular
-from atoffer_rl.whole_file import replacing
+from atoffer_rl.whole_file import os_reason, replacing
 
 FORMAT = "atoffer-policy-1"
 SHIPPED_POLICY = Path(__file__).parent / "policies" / "shipped.zip"
@@ -159,7 +159,7 @@ def _content(path: Path) -> bytes:
             f"there is no policy {path}: give the path of a checkpoint.zip, which a run keeps from its first rollout on"
         ) from error
     except OSError as error:
-        raise PolicyError(f"cannot read policy {path}: {error.strerror or error}") from error
+        raise PolicyError(f"cannot read policy {path}: {os_reason(error)}") from error
     except ValueError as error:
         raise PolicyError(f"there can be no policy {str(path)!r}: {error}") from error
 

@@ -9,6 +9,7 @@ from yaml.constructor import ConstructorError
 from atoffer_rl.errors import AtofferError
 from atoffer_rl.quote import quote
 from atoffer_rl.regular_file import read_regular
+from atoffer_rl.whole_file import os_reason
 
 MAX_CONFIG_BYTES = 2**16
 """A file of hyperparameters takes one kilobyte."""
@@ -32,9 +33,11 @@ def read_section(path: Path, section: str) -> dict[Any, Any]:
     except FileNotFoundError as error:
         raise AtofferError(f"there is no file of hyperparameters {path}: give the path of a YAML file") from error
     except OSError as error:
-        raise AtofferError(f"cannot read hyperparameters {path}: {error.strerror or error}") from error
+        raise AtofferError(f"cannot read hyperparameters {path}: {os_reason(error)}") from error
     except ValueError as error:
-        raise AtofferError(f"cannot read hyperparameters {str(path)!r}: it names or holds no text") from error
+        raise AtofferError(
+            f"cannot read hyperparameters {str(path)!r}: it names or holds no text: give the path of a YAML file"
+        ) from error
     return _parsed(path, text, section)
 
 
@@ -43,7 +46,9 @@ def _parsed(path: Path, text: str, section: str) -> dict[str, Any]:
     try:
         sections = yaml.load(text, _BoundedLoader)
     except _OF_YAML as error:
-        raise AtofferError(f"cannot read hyperparameters from {path}: it is not valid YAML{_fault(error)}") from error
+        raise AtofferError(
+            f"cannot read hyperparameters from {path}: it is not valid YAML{_fault(error)}: mend it, or choose another"
+        ) from error
     if not isinstance(sections, dict) or section not in sections:
         raise AtofferError(f"cannot read hyperparameters from {path}: it needs a section {section}")
     values = sections[section]

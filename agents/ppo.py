@@ -9,6 +9,7 @@ Reference: Schulman et al., Proximal policy optimization, 2017; Huang and Ontano
 action masking, 2020; Oh et al., Self-imitation learning, 2018.
 """
 
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
@@ -150,4 +151,6 @@ class _Progress(BaseCallback):
         if log.folder is not None:
             path = log.folder / CHECKPOINT_FILE
             save_checkpoint(checkpoint_of(self.ppo, self.session, self.config, self.settled), path, log.remedy)
-            log.remedy = f"what was measured is kept, make room and go on with atoffer train --resume {path}"
+            log.remedy = (
+                f"what was measured is kept, make room and go on with atoffer train --resume {shlex.quote(str(path))}"
+            )

@@ -162,9 +162,9 @@ class GatherOutline:
 
 
 @lru_cache(maxsize=256)
-def gather_outline(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Order, pieces: int) -> GatherOutline:
+def gather_outline(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Order, splits: int) -> GatherOutline:
     """What is known of `gather_plan` of the same arguments before it is written."""
-    return outline_of(gather_layout(mask, seq_len, tile_rows, chunk, order, pieces))
+    return outline_of(gather_layout(mask, seq_len, tile_rows, chunk, order, splits))
 
 
 def outline_of(layout: Layout) -> GatherOutline:
@@ -186,11 +186,11 @@ def _shelved(items: tuple[Item, ...]) -> range:
     return range(int(min(part.min() for part in rows)), int(max(part.max() for part in rows)) + 1) if rows else range(0)
 
 
-def gather_layout(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Order, pieces: int) -> Layout:
+def gather_layout(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Order, splits: int) -> Layout:
     """The items of `mask`; the arguments are those of `gather_plan`."""
-    masks = [_items_of(parts, tile_rows, chunk, order, pieces) for parts in _parts(mask, seq_len, order)]
+    masks = [_items_of(parts, tile_rows, chunk, order, splits) for parts in _parts(mask, seq_len, order)]
     formula = None
-    if order in NATURAL_TILES and pieces == 1 and len(masks) == 1:
+    if order in NATURAL_TILES and splits == 1 and len(masks) == 1:
         formula = _formula(masks[0], seq_len)
         masks = [_computed_items(masks[0], formula, seq_len)] if formula else masks
     return Layout(tuple(map(tuple, masks)), chunk, formula)
@@ -215,16 +215,16 @@ def _parts(mask: Mask, seq_len: int, order: Order) -> tuple[tuple[_Part, ...], .
     )
 
 
-def _items_of(parts: tuple[_Part, ...], tile_rows: int, chunk: int, order: Order, pieces: int) -> list[Item]:
+def _items_of(parts: tuple[_Part, ...], tile_rows: int, chunk: int, order: Order, splits: int) -> list[Item]:
     """Items of one mask, those with the most columns first, and after them those that merge."""
     starts = range(0, len(parts[-1].rows), tile_rows)
     if order is Order.TWO_PASSES:
         items = [_two_pass_item(parts[0].keep, parts[1].keep, first, tile_rows) for first in starts]
     elif order is Order.WIDE_APART:
-        items = _items_apart(parts[0], tile_rows, chunk, pieces)
+        items = _items_apart(parts[0], tile_rows, chunk, splits)
     else:
         tiles = [_tile(parts[-1], first, tile_rows) for first in starts]
-        limit = chunk * max(1, -(-max(tile.chunks(chunk) for tile in tiles) // pieces))
+        limit = chunk * max(1, -(-max(tile.chunks(chunk) for tile in tiles) // splits))
         items = [piece for tile in tiles for piece in _pieces(tile, limit, first_shelf=len(parts) - 1)]
         for part in parts[:-1]:
             items += [replace(_tile(part, first, tile_rows), shelf=0) for first in range(0, len(part.rows), tile_rows)]
@@ -304,7 +304,7 @@ def _two_pass_item(far: Keep, near: Keep, first: int, tile_rows: int) -> Item:
     return Item(rows, orders, columns, needs[..., columns], (far, near), near=int(in_near.sum()))
 
 
-def _items_apart(part: _Part, tile_rows: int, chunk: int, pieces: int) -> list[Item]:
+def _items_apart(part: _Part, tile_rows: int, chunk: int, splits: int) -> list[Item]:
     """Natural tiles without wide fragments, each of which is cut into wide items."""
     wide = wide_fragments(part.needs)
     rows = part.rows.copy()
@@ -314,7 +314,7 @@ def _items_apart(part: _Part, tile_rows: int, chunk: int, pieces: int) -> list[I
     items = [_tile(others, first, tile_rows) for first in starts]
     for fragment in np.flatnonzero(wide):
         tile = _wide_tile(part, int(fragment), tile_rows)
-        limit = chunk * -(-tile.chunks(chunk) // pieces)
+        limit = chunk * -(-tile.chunks(chunk) // splits)
         items += _pieces(tile, limit, first_shelf=0, final=FINAL_WIDE)
     return items
 

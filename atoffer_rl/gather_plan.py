@@ -108,7 +108,7 @@ class GatherPlan:
 
 
 @lru_cache(maxsize=64)
-def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Order, pieces: int) -> GatherPlan:
+def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Order, splits: int) -> GatherPlan:
     """The plan of `mask` for blocks of `tile_rows` rows.
 
     Args:
@@ -117,9 +117,9 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
         tile_rows: Rows of an item, a multiple of 16.
         chunk: Columns of a chunk, a multiple of 16 up to 256.
         order: How rows are brought into tiles and fragments.
-        pieces: Into how many items the longest tile of the natural part is cut; its others, so that none is longer.
+        splits: Into how many items the longest tile of the natural part is cut; its others, so that none is longer.
     """
-    layout = gather_layout(mask, seq_len, tile_rows, chunk, order, pieces)
+    layout = gather_layout(mask, seq_len, tile_rows, chunk, order, splits)
     outline = outline_of(layout)
     partial = max(sum(item.partial for item in items) for items in layout.masks)
     final = max(sum(not item.partial for item in items) for items in layout.masks)

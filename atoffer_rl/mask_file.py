@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from atoffer_rl.errors import FileError, MaskError
 from atoffer_rl.quote import quote
 from atoffer_rl.regular_file import open_regular
+from atoffer_rl.whole_file import os_reason
 
 MAX_ELEMENTS = 2**31 - 1
 """Kernels index a mask with 31 bits."""
@@ -82,7 +83,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
     except FileError as error:
         raise MaskError(f"mask file {path!r} is not a file: name a .npy file") from error
     except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
+        reason = os_reason(error) if isinstance(error, OSError) else f"{error}: name a .npy file"
         raise MaskError(f"cannot read mask file {path!r}: {reason}") from error
 
 

@@ -20,8 +20,8 @@ from atoffer_rl.whole_file import is_stream, os_reason, real_path, whole_file
 APPLICATION_ID = 0x41744F66  # "AtOf": marks the file as a trial store
 LOCK_SECONDS = 5.0
 SIDE_FILES = ("-wal", "-shm", "-journal")
-KEPT = (b"SQLite format 3\0", b"\x1f\x8b")
-"""How stores and recorded tables begin."""
+MOST_LINE_BYTES = 2**24
+"""Of a trial in an export."""
 LEAST_TRIAL_BYTES = 64
 """In the file; bounds how many trials a damaged one may claim."""
 MOST_IMPORT_BYTES = 2**32
@@ -115,8 +115,8 @@ class Store:
             if not self._read_only:
                 self._pragma("journal_mode = WAL")
                 self._connection.execute("PRAGMA synchronous = FULL")
-                with self._transaction():
-                    pass  # finds out now whether the store can be written
+                with self._transaction():  # finds out now whether the store can be written, which BEGIN alone does not
+                    self._connection.execute(f"PRAGMA user_version = {PROTOCOL_VERSION}")
 
     def _is_blank(self) -> bool:
         """Whether the file is new, or its making was cut short: its mark and tables come in one transaction."""
@@ -225,7 +225,7 @@ class Store:
 
     def _readable_trials(self, on_damage: OnDamage) -> Iterator[Trial]:
         """One by one, so that a damaged page hides no others."""
-        for number in range(1, self._greatest_id() + 1):
+        for number in self._ids():
             try:
                 with self._explained():
                     row = self._connection.execute("SELECT trial FROM trials WHERE rowid = ?", (number,)).fetchone()
@@ -236,11 +236,11 @@ class Store:
                 if trial is not None:
                     yield trial
 
-    def _greatest_id(self) -> int:
-        """The newest trial's, as far as table and index can be read."""
+    def _ids(self) -> Iterator[int]:
+        """Every number that a trial may have, as far as table and index can be read."""
         with self._explained():
             most = self._pragma("page_count") * self._pragma("page_size") // LEAST_TRIAL_BYTES
-        greatest = 0
+        greatest, odd = 0, set[int]()
         for query in (
             "SELECT max(rowid) FROM trials NOT INDEXED",
             "SELECT rowid FROM trials INDEXED BY trials_by_key",
@@ -248,8 +248,12 @@ class Store:
         ):
             with suppress(sqlite3.DatabaseError):
                 for (number,) in self._connection.execute(query):
-                    greatest = max(greatest, min(number or 0, most))
-        return greatest
+                    if number in range(1, most + 1):
+                        greatest = max(greatest, number)
+                    elif number is not None:  # nobody's but a damaged store's, or another program's
+                        odd.add(number)
+        yield from range(1, greatest + 1)
+        yield from sorted(odd)
 
     def _trial(self, text: str) -> Trial:
         try:
@@ -311,8 +315,10 @@ class Store:
                 raise StoreError(f"{path} is the store itself: choose another file to write")
             if target.is_file():
                 with target.open("rb") as file:
-                    if file.read(16).startswith(KEPT):
-                        raise StoreError(f"{path} holds a store or a recorded table: choose another file to write")
+                    if not _may_be_replaced(file.readline(MOST_LINE_BYTES)):
+                        raise StoreError(
+                            f"{path} holds something else than exported trials: choose another file to write"
+                        )
         except OSError as error:
             raise StoreError(f"cannot write trials to {path}: {os_reason(error)}") from error
 
@@ -386,6 +392,14 @@ def _packed(trial: Trial) -> tuple[str, str, str, str]:
     """The columns of `trial`: key, kind, status and the trial as JSON."""
     key = trial_key(trial.answers, trial.machine, trial.source_hash, trial.protocol)
     return key, trial.kind, trial.status.value, json.dumps(trial.to_json())
+
+
+def _may_be_replaced(line: bytes) -> bool:
+    """Whether a file that begins with `line` is empty, or an earlier export."""
+    try:
+        return not line or parse_trial(line.decode()) is not None
+    except (StoreError, UnicodeDecodeError):
+        return False
 
 
 def _same_file(left: Path, right: Path) -> bool:

@@ -16,6 +16,7 @@ from atoffer_rl.errors import DeviceUnavailable
 
 START_SECONDS = 120.0
 ORPHAN_POLL_SECONDS = 1.0
+WARNINGS = "PYTHONWARNINGS"
 Job: TypeAlias = Callable[[Any], Any]
 JobMaker: TypeAlias = Callable[[], tuple[Job, Any]]
 
@@ -115,7 +116,8 @@ class Child:
             arguments = (self._make_job, theirs, os.getpid())
             process = context.Process(target=_serve, args=arguments, name=self._name, daemon=True)
             try:
-                process.start()
+                with _leftovers_untold():
+                    process.start()
             except BaseException:
                 ours.close()
                 raise
@@ -194,6 +196,20 @@ class Child:
         self._process, self._pipe = None, None
         self._ready = self.busy = False
         self._waiting = None
+
+
+@contextmanager
+def _leftovers_untold() -> Iterator[None]:
+    """What killed processes leave is cleaned up at our end: a helper of Python's started here warns of it otherwise."""
+    before = os.environ.get(WARNINGS)
+    os.environ[WARNINGS] = ",".join(filter(None, (before, "ignore:resource_tracker:UserWarning")))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[WARNINGS]
+        else:
+            os.environ[WARNINGS] = before
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Record files: how a run goes on where it stopped, and what a record may be written over."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,7 +11,7 @@ from atoffer_rl.bench.record import Row, cells_table, check_writable, now, summa
 from atoffer_rl.errors import LogError, SchemeError
 from atoffer_rl.json_text import parse_json
 from atoffer_rl.scheme import Scheme
-from atoffer_rl.whole_file import is_stream
+from atoffer_rl.whole_file import is_stream, os_reason
 from atoffer_rl.workload import Workload
 
 MACHINE_FIELDS = ("device", "uuid", "driver", "versions")
@@ -114,7 +115,7 @@ def mha_rows(path: Path) -> list[Row]:
     """
     record = _earlier_record(path, "mha", _check_mha_row)
     if record is None:
-        raise LogError(f"there is no record {path}: run atoffer bench mha --json {path}")
+        raise LogError(f"there is no record {path}: run atoffer bench mha --json {shlex.quote(str(path))}")
     return [dict(row) for row in record["rows"]]
 
 
@@ -158,7 +159,7 @@ def _earlier_record(path: Path, bench: str, check_row: Callable[[Any], None]) ->
             check_row(row)
         return {name: record[name] for name in (*MACHINE_FIELDS, "rows")}
     except OSError as error:
-        raise LogError(f"cannot read {path}: {error.strerror or error}") from error
+        raise LogError(f"cannot read {path}: {os_reason(error)}") from error
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, SchemeError) as error:
         raise _not_a_record(path, bench) from error
 

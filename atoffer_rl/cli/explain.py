@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.cli.measured import Measured, measured_of
 from atoffer_rl.cli.options import JsonOption, StoreOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line, print_table
@@ -98,7 +99,6 @@ def _chosen(
     if path is not None:
         return read_scheme(path, space), f"the scheme in {path}"
     if code is not None:
-        from atoffer_rl.atoffer_code import AtofferProgram
         from atoffer_rl.kernels.lowering import lower
 
         chosen, origin = lower(AtofferProgram.from_code(code), workload, device), f"AToffer code {code}"

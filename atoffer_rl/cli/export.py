@@ -9,9 +9,11 @@ import typer
 from atoffer_rl.cli.options import JsonOption, StandaloneOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line
 from atoffer_rl.cli.scheme_source import device_of, failure, read_scheme, recorded_table
+from atoffer_rl.cli.search_report import verify_command
 from atoffer_rl.errors import ExportError, NotRecorded
 from atoffer_rl.records import RecordedTable
 from atoffer_rl.scheme import Choice, Scheme
+from atoffer_rl.table_summary import best_recorded
 from atoffer_rl.trial import Trial
 from atoffer_rl.workload import Workload
 
@@ -59,7 +61,7 @@ def command(
         print_json({"folder": str(folder), "scheme": chosen.to_json(), "archs": list(archs)})
     else:
         print_line(f"{folder}: {len(chosen.choices)} segments for {', '.join(archs)}")
-        print_line(f"check it where it is used: python {folder}/runtime.py verify")
+        print_line(f"check it where it is used: {verify_command(folder)}")
 
 
 def _check_recorded(scheme: Scheme, trials: Mapping[Choice, Trial]) -> None:
@@ -71,8 +73,6 @@ def _check_recorded(scheme: Scheme, trials: Mapping[Choice, Trial]) -> None:
 
 
 def _best_recorded(space: "LegalSpace", table: RecordedTable | None) -> Scheme:
-    from atoffer_rl.table_summary import best_recorded
-
     if table is None:
         raise NotRecorded("this workload is not recorded: give --scheme, such as a search's result.json")
     return best_recorded(table, space.workload, space)[0]

@@ -6,6 +6,7 @@ from typing import Any
 from atoffer_rl.errors import AtofferError, FileError
 from atoffer_rl.json_text import parse_json
 from atoffer_rl.regular_file import read_regular
+from atoffer_rl.whole_file import os_reason
 
 MOST_BYTES = 2**26
 
@@ -24,8 +25,8 @@ def read_json(path: Path, kind: type[AtofferError], what: str) -> Any:
     try:
         return parse_json(read_regular(path, MOST_BYTES).decode("utf-8-sig"))
     except OSError as error:
-        raise kind(f"cannot read {what} {path}: {error.strerror or error}") from error
+        raise kind(f"cannot read {what} {path}: {os_reason(error)}") from error
     except FileError as error:
         raise kind(f"cannot read {what}: {error}") from error
     except ValueError as error:
-        raise kind(f"cannot read {what} {path}: {error}") from error
+        raise kind(f"cannot read {what} {path}: {error}; mend it, or choose another file") from error

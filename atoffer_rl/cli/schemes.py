@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoffer_rl.atoffer_code import AtofferProgram
 from atoffer_rl.cli.options import JsonOption, StandaloneOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.cli.scheme_source import device_of, recorded_table
@@ -68,7 +69,6 @@ def _print_why(space: "LegalSpace", ends: tuple[int, int], json: bool) -> None:
 
 
 def _print_code(space: "LegalSpace", code: int, json: bool) -> None:
-    from atoffer_rl.atoffer_code import AtofferProgram
     from atoffer_rl.kernels.lowering import lower
 
     program = AtofferProgram.from_code(code)

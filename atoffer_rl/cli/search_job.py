@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from atoffer_rl.cli.interrupts import noted_interrupts
 from atoffer_rl.cli.output import print_json, print_line
 from atoffer_rl.cli.progress_bar import ProgressBar, shows_progress
-from atoffer_rl.cli.search_report import Report, print_export_command, report_search
+from atoffer_rl.cli.search_report import Report, print_export_command, report_search, verify_command
 from atoffer_rl.cli.start import INTERRUPTED
 from atoffer_rl.errors import LaunchError, LogError, NotRecorded
 from atoffer_rl.scheme import Scheme
+from atoffer_rl.trial import ForwardRequest, Trial
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from atoffer_rl.agents.session import Point, Result, Searcher, Session
     from atoffer_rl.kernels.ledger import Ledger
     from atoffer_rl.kernels.measurers.protocol import Measurer
-    from atoffer_rl.trial import Trial
 
 BUDGET_SHARE = 10
 """The default budget is the legal choices over this."""
@@ -135,7 +135,7 @@ def finish(
     if export is None:
         print_export_command(session)
     else:
-        print_line(f"exported to {export}; check it where it is used: python {export}/runtime.py verify")
+        print_line(f"exported to {export}; check it where it is used: {verify_command(export)}")
     return 0
 
 
@@ -146,10 +146,8 @@ def _print(result: "Result", session: "Session", forward_us: float | None, json:
         report(result, session, forward_us)
 
 
-def _forward(ledger: "Ledger", scheme: Scheme) -> "Trial | None":
+def _forward(ledger: "Ledger", scheme: Scheme) -> Trial | None:
     """The whole forward, measured outside the budget; None where it was not recorded."""
-    from atoffer_rl.trial import ForwardRequest
-
     try:
         (forward,) = ledger.measurer.measure([ForwardRequest(ledger.workload, scheme)])
     except NotRecorded:
@@ -160,7 +158,7 @@ def _forward(ledger: "Ledger", scheme: Scheme) -> "Trial | None":
     return forward
 
 
-def _export(ledger: "Ledger", scheme: Scheme, forward: "Trial | None", folder: Path) -> None:
+def _export(ledger: "Ledger", scheme: Scheme, forward: Trial | None, folder: Path) -> None:
     from atoffer_rl.kernels.export.writer import Export, write_export
 
     device = ledger.measurer.device

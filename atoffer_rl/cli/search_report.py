@@ -86,6 +86,11 @@ def print_export_command(session: "Session") -> None:
         print_line(f"export it (needs no GPU): {program('atoffer')} {words}")
 
 
+def verify_command(folder: Path) -> str:
+    """How an export is checked where it is used."""
+    return f"python {shlex.quote(str(folder / 'runtime.py'))} verify"
+
+
 def program(name: str) -> str:
     """What to type for a program installed beside this Python: its name, or its path where the shell finds none."""
     path = Path(sys.executable).with_name(name)

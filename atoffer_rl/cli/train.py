@@ -1,5 +1,6 @@
 """`atoffer train`: a PPO agent searches a workload's schemes and settles on the best it measured."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,7 +152,7 @@ def _told_to_resume(log: "RunLog") -> Iterator[None]:
     except StoreError as error:
         if log.folder is None or not (checkpoint := log.folder / CHECKPOINT_FILE).is_file():
             raise
-        raise StoreError(f"{error}; then go on with atoffer train --resume {checkpoint}") from error
+        raise StoreError(f"{error}; then go on with atoffer train --resume {shlex.quote(str(checkpoint))}") from error
 
 
 def _start(policy: str, resume: Path | None) -> "Checkpoint | None":

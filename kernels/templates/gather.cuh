@@ -1,20 +1,21 @@
 // Sparse attention on tensor cores: softmax(scale * Q K^T under a mask) V, one item of the mask's plan after another.
 //
 // The plan gives an item's query rows and, in chunks, the distinct key columns that any of them keeps: only those rows
-// of K and V are read (where a formula stands for a list, up to a twentieth more). A fragment of 16 query rows then multiplies only the columns of the chunk that its own rows
-// keep: where each of them lies comes as bytes, which row keeps it as bits.
+// of K and V are read (where a formula stands for a list, up to a twentieth more). A fragment of 16 query rows then
+// multiplies only the columns of the chunk that its own rows keep: where each of them lies comes as bytes, which row
+// keeps it as bits.
 //
 //   copying warps                                shared memory                      multiplying warps
 //   ticket -> item (head, batch)                 kBuffers items:
 //   rows of the item    -- 16-byte cp.async -->  | Q (rows x W)  |  -- ldmatrix ----> Q (16 x W, registers)
-//                                                kSlots chunks:                       | mma
+//                                                kStages chunks:                      | mma
 //   columns of a chunk  -- 16-byte cp.async -->  | K (chunk x W) |  -- ldmatrix ----> scores (16 x step, float32)
 //    3 | 17 | 40 | -1      gathered              | V (chunk x W) |  -+ gathered       | mask bits, maximum, exp2
 //   (-1: nothing is read or written)             | places, bits  |   |                P (16 x step, registers)
 //                                                                    +- (.trans) ---> | mma
 //                                                                                     sum (16 x W, float32) -> result
 //
-// Copying warps run ahead of the multiplying ones, into the next item: barriers in shared memory say when a slot is full
+// Copying warps run ahead of the multiplying ones, into the next item: barriers in shared memory say when a stage is full
 // and when it is empty again. With two buffers the next item's queries and first chunks are there when an item ends;
 // with one they come after it, and other blocks of the multiprocessor have the memory. A block takes items until none is
 // left; it draws their numbers in order where there are more items than blocks.
@@ -73,7 +74,7 @@ struct Multiplier {
     const Shared<Shape>& shared;
     Element* result;
     WarpTile<Shape> warp;
-    RingPosition<Tile::kSlots> slot;
+    RingPosition<Tile::kStages> stage;
     RingPosition<Tile::kBuffers> buffer;
     RingPosition<1> shelf;
     int uncounted = kNoHead;  // whose partial item this warp has written and not counted yet
@@ -115,10 +116,10 @@ struct Multiplier {
     // One pass over the next `chunks` chunks.
     __device__ __forceinline__ void take(const Item& item, int pass, int chunks, bool last) {
         for (int chunk = 0; chunk < chunks; ++chunk) {
-            wait_phase(shared.slot_full(slot.at), slot.parity);
-            warp.attend(shared, slot.at, pass);
-            if (last || chunk < item.chunks - item.kept) arrive(shared.slot_empty(slot.at));
-            slot.advance();
+            wait_phase(shared.stage_full(stage.at), stage.parity);
+            warp.attend(shared, stage.at, pass);
+            if (last || chunk < item.chunks - item.kept) arrive(shared.stage_empty(stage.at));
+            stage.advance();
         }
     }
 
@@ -126,11 +127,11 @@ struct Multiplier {
     // results. They take the place of the queries, once every warp has read those of both passes. The last pass has rows
     // in their own order, so that a warp's results are staged where it alone has read.
     __device__ __forceinline__ void far_pass(const Item& item) {
-        RingPosition<Tile::kSlots> first_kept = slot;
+        RingPosition<Tile::kStages> first_kept = stage;
         for (int chunk = item.kept; chunk < item.chunks; ++chunk) first_kept.advance();
         warp.start(shared, buffer.at, 0);
         take(item, 0, item.chunks, false);
-        slot = first_kept;
+        stage = first_kept;
         quad_sum(warp.total);
         warp.load_queries(shared, buffer.at, Tile::kPasses - 1);
         synchronise_some<Tile::kThreads>(WarpTile<Shape>::kBarrier);

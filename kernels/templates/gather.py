@@ -66,8 +66,8 @@ HEADERS = (
     "gather.cuh",
 )
 SCRATCH_NAMES = ("gather_sums", "gather_weights", "gather_counts")
-RENDERED = ("tile_rows", "chunk", "step", "warps", "copy_warps", "slots", "buffers", "blocks")
-"""Parameters that the source names as they are; order and pieces go into the plan."""
+RENDERED = ("tile_rows", "chunk", "step", "warps", "copy_warps", "stages", "buffers", "residents")
+"""Parameters that the source names as they are; order and splits go into the plan."""
 
 
 class GatherTemplate:
@@ -167,8 +167,8 @@ def _bad_tiling(values: Mapping[str, int]) -> str | None:
     for name, offered in ("copy_warps", COPY_WARPS), ("buffers", BUFFERS):
         if values[name] not in offered:
             return f"{name} must be one of {', '.join(map(str, offered))}"
-    if min(values[name] for name in ("slots", "blocks", "pieces")) < 1:
-        return "slots, blocks and pieces must be at least 1"
+    if min(values[name] for name in ("stages", "residents", "splits")) < 1:
+        return "stages, residents and splits must be at least 1"
     return None
 
 
@@ -195,10 +195,10 @@ def _bad_plan(workload: Workload, values: Mapping[str, int]) -> str | None:
         return "the mask has no part near its diagonal to split off"
     if values["order"] == Order.SPLIT:
         return None
-    if values["warps"] != values["tile_rows"] // FRAGMENT_ROWS or values["pieces"] > 1:
+    if values["warps"] != values["tile_rows"] // FRAGMENT_ROWS or values["splits"] > 1:
         return "two passes need one warp for each 16 rows, and tiles in one piece"
-    if (kept := _outline(workload, values).kept) > values["slots"]:
-        return f"the second pass needs {kept} chunks in shared memory, there are {values['slots']} slots"
+    if (kept := _outline(workload, values).kept) > values["stages"]:
+        return f"the second pass needs {kept} chunks in shared memory, there are {values['stages']} stages"
     return None
 
 
@@ -212,8 +212,8 @@ def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec
     needed = shared_bytes(workload, values, plan)
     if reason := too_much_shared(needed, device):
         return reason
-    if values["blocks"] * (needed + SHARED_BYTES_RESERVED) > device.shared_bytes_per_multiprocessor:
-        return f"{values['blocks']} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
+    if values["residents"] * (needed + SHARED_BYTES_RESERVED) > device.shared_bytes_per_multiprocessor:
+        return f"{values['residents']} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
     partial_sums = plan.shelves * len(plan.shelved) * workload.batch * workload.heads * channels(workload)
     if partial_sums > MAX_INDEX:
         return f"partial results would have {partial_sums:,} elements, and 31 bits index {MAX_INDEX + 1:,} at most"
@@ -230,7 +230,7 @@ def _outline(workload: Workload, values: Mapping[str, int]) -> GatherOutline:
 
 def _tiling(workload: Workload, values: Mapping[str, int]) -> tuple[Mask, int, int, int, Order, int]:
     order = Order(values["order"])
-    return workload.mask_spec, workload.seq_len, values["tile_rows"], values["chunk"], order, values["pieces"]
+    return workload.mask_spec, workload.seq_len, values["tile_rows"], values["chunk"], order, values["splits"]
 
 
 def _plan_arrays(workload: Workload, values: Mapping[str, int]) -> dict[str, PlanArray]:
@@ -279,7 +279,7 @@ def _group_heads(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     Where most final items merge, enough that their partial items keep the card busy. Else, where there are partial or
     wide ones, two items for each block that it executes at a time; where there are none, one for every other block.
     """
-    heads, blocks = workload.batch * workload.heads, values["blocks"] * MULTIPROCESSORS
+    heads, blocks = workload.batch * workload.heads, values["residents"] * MULTIPROCESSORS
     items, wanted = plan.items, 2 * blocks if plan.partial_items or plan.wide else blocks // 2
     if plan.most_merge:
         items, wanted = plan.partial_items, PARTIAL_ITEMS_AT_ONCE
@@ -295,7 +295,7 @@ def _pair_share(workload: Workload) -> float:
 
 def _grid(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> int:
     """Blocks: no more than a card executes at a time."""
-    return min(plan.items * workload.heads * workload.batch, values["blocks"] * MULTIPROCESSORS)
+    return min(plan.items * workload.heads * workload.batch, values["residents"] * MULTIPROCESSORS)
 
 
 def _scratch(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> tuple[tuple[str, int], ...]:

@@ -76,7 +76,7 @@ struct Copier {
     const Plan<Element>& plan;
     const Shared<Shape>& shared;
     int thread, first_row, vector;
-    RingPosition<Tile::kSlots> slot;
+    RingPosition<Tile::kStages> stage;
     RingPosition<Tile::kBuffers> buffer;
     RingPosition<1> shelf;
 
@@ -223,12 +223,12 @@ struct Copier {
             if (chunk + 1 < chunks) {
                 next.fetch(thread, [&](int row) { return source.column((chunk + 1) * Tile::kChunk + row); });
             }
-            wait_phase(shared.slot_empty(slot.at), slot.parity ^ 1);
+            wait_phase(shared.stage_empty(stage.at), stage.parity ^ 1);
             copy_chunk(queries + Tile::kWidth, fetched, length);
             if constexpr (Tile::kPadded) copy_columns(plan.columns + (item * Tile::kChunks + chunk) * Tile::kChunk);
             copy_steps(plan.steps + (item * Tile::kChunks + chunk) * Tile::kStepWords);
-            arrive_with_copies(shared.slot_full(slot.at));
-            slot.advance();
+            arrive_with_copies(shared.stage_full(stage.at));
+            stage.advance();
         }
         if constexpr (kWaits) copy_shelves(taken.head, source.merges(), rows);
         return drawn;
@@ -285,7 +285,7 @@ struct Copier {
     // values must be finite.
     __device__ __forceinline__ void copy_chunk(const Element* head_keys, const Columns& fetched, int length) const {
         const Element* from = opaque(head_keys + vector * Tile::kVectorElements);
-        const unsigned to = opaque(shared.keys(slot.at));
+        const unsigned to = opaque(shared.keys(stage.at));
 #pragma unroll
         for (int i = 0; i < Columns::kCopies; ++i) {
             const int column = fetched.of(i, thread);
@@ -301,12 +301,12 @@ struct Copier {
     }
 
     __device__ __forceinline__ void copy_columns(const int* numbers) const {
-        copy_words<Tile::kChunk>(shared.steps(slot.at) + Tile::kStepWords * 4,
+        copy_words<Tile::kChunk>(shared.steps(stage.at) + Tile::kStepWords * 4,
                                  reinterpret_cast<const unsigned*>(numbers));
     }
 
     __device__ __forceinline__ void copy_steps(const unsigned* words) const {
-        copy_words<Tile::kStepWords>(shared.steps(slot.at), words);
+        copy_words<Tile::kStepWords>(shared.steps(stage.at), words);
     }
 
     // Rows that do not exist keep what they held: nothing of them is kept or stored. Rows beyond the length likewise:

@@ -104,14 +104,14 @@ struct WarpTile {
         }
     }
 
-    // Takes in the chunk in `slot`.
-    __device__ __forceinline__ void attend(const Shared<Shape>& shared, int slot, int pass) {
+    // Takes in the chunk in `stage`.
+    __device__ __forceinline__ void attend(const Shared<Shape>& shared, int stage, int pass) {
         const unsigned* words =
-            shared.step_words(slot) + pass * Tile::kPassWords + fragment * Tile::kBlocks * kBlockWords;
+            shared.step_words(stage) + pass * Tile::kPassWords + fragment * Tile::kBlocks * kBlockWords;
 #pragma unroll 1  // code that fits in the nearest instruction cache is worth more than overlapping steps
         for (int number = step_warp; number < Tile::kSteps; number += Tile::kStepWarps) {
             OneStep step = load_step(words, number * Tile::kGroups);
-            if constexpr (Tile::kPadded) drop_beyond(step, shared.columns(slot));
+            if constexpr (Tile::kPadded) drop_beyond(step, shared.columns(stage));
             const unsigned any = __reduce_or_sync(kFullWarp, step.kept);
             if (any == 0) {
                 if constexpr (Tile::kPadded) continue;
@@ -121,12 +121,12 @@ struct WarpTile {
             float highest[2] = {maximum[0], maximum[1]};
 #pragma unroll
             for (int g = 0; g < Tile::kGroups; ++g) {
-                if (OneStep::keeps(any, g)) score_group(scores, highest, shared.keys(slot), step, g);
+                if (OneStep::keeps(any, g)) score_group(scores, highest, shared.keys(stage), step, g);
             }
             raise_maximum(highest);
 #pragma unroll
             for (int g = 0; g < Tile::kGroups; ++g) {
-                if (OneStep::keeps(any, g)) add_group(scores, shared.values(slot), step, g);
+                if (OneStep::keeps(any, g)) add_group(scores, shared.values(stage), step, g);
             }
         }
     }

@@ -65,7 +65,7 @@ template <class Shape>
 struct Tiling {
     using Element = typename Shape::Element;
     static constexpr int kSeqLen = Shape::kSeqLen, kHeads = Shape::kHeads, kHeadDim = Shape::kHeadDim;
-    static constexpr int kTileRows = Shape::kTileRows, kChunk = Shape::kChunk, kSlots = Shape::kSlots;
+    static constexpr int kTileRows = Shape::kTileRows, kChunk = Shape::kChunk, kStages = Shape::kStages;
     static constexpr int kStep = Shape::kStep, kChunks = Shape::kChunks, kItems = Shape::kItems;
     static constexpr int kPasses = Shape::kPasses, kBuffers = Shape::kBuffers;
     static constexpr bool kPadded = Shape::kPadded, kPacked = Shape::kPacked;
@@ -106,14 +106,14 @@ struct Tiling {
     static constexpr int kPassWords = kFragments * kBlocks * kBlockWords;
     static constexpr int kStepWords = kPasses * kPassWords;
     static constexpr int kColumnBytes = kPadded ? kChunk * 4 : 0;
-    static constexpr int kSlotBytes = aligned(2 * kMatrixBytes + kStepWords * 4 + kColumnBytes);
+    static constexpr int kStageBytes = aligned(2 * kMatrixBytes + kStepWords * 4 + kColumnBytes);
     static constexpr int kQueryBytes = kTileRows * kRowBytes;
     static constexpr int kNumbers = kTileRows + (kPasses > 1 ? kPasses * kTileRows : 0);  // rows, their orders
     static constexpr int kWeightBytes = sizeof(Weight<Element>);
     static constexpr int kShareBytes = kWide ? kTileRows * kWeightBytes : 0;
     static constexpr int kItemBytes =
         aligned(kQueryBytes + 2 * kRowBytes + kNumbers * 4 + sizeof(Item) + kShareBytes + 16);
-    static constexpr int kItemsAt = kSlots * kSlotBytes;
+    static constexpr int kItemsAt = kStages * kStageBytes;
     static constexpr int kResultsAt = kItemsAt + kBuffers * kItemBytes;
     static constexpr int kShelfBytes = kShelves ? kQueryBytes : 0;
     static constexpr int kShelvesAtOnce = kWide ? kFragments : 1;  // that an item merges: of a wide one, one a fragment
@@ -121,7 +121,7 @@ struct Tiling {
     static constexpr int kPartialsAt = kResultWeightsAt + (kPasses > 1 || kShelves ? kTileRows * kWeightBytes : 0);
     static constexpr int kWarpBytes = (kStepWarps - 1) * kFragments * kPartialFloats * kWarpSize * 4;
     static constexpr int kBarriersAt = kPartialsAt + kWarpBytes;
-    static constexpr int kBarriers = 2 * (kSlots + kBuffers + kShelves);
+    static constexpr int kBarriers = 2 * (kStages + kBuffers + kShelves);
     static constexpr int kSharedBytes = kBarriersAt + (kBarriers + 1) * kBarrierBytes;
 
     static_assert(!kPacked || (kPadded && Shape::kMerged), "packed sequences have lengths, and rows of tokens alone");
@@ -199,16 +199,16 @@ struct Shared {
 
     __device__ __forceinline__ explicit Shared(char* memory) : base(memory), address(shared_address(memory)) {}
 
-    __device__ __forceinline__ unsigned keys(int slot) const { return address + slot * Tile::kSlotBytes; }
-    __device__ __forceinline__ unsigned values(int slot) const { return keys(slot) + Tile::kMatrixBytes; }
-    __device__ __forceinline__ unsigned steps(int slot) const { return keys(slot) + 2 * Tile::kMatrixBytes; }
-    __device__ __forceinline__ const unsigned* step_words(int slot) const {
-        return reinterpret_cast<const unsigned*>(base + slot * Tile::kSlotBytes + 2 * Tile::kMatrixBytes);
+    __device__ __forceinline__ unsigned keys(int stage) const { return address + stage * Tile::kStageBytes; }
+    __device__ __forceinline__ unsigned values(int stage) const { return keys(stage) + Tile::kMatrixBytes; }
+    __device__ __forceinline__ unsigned steps(int stage) const { return keys(stage) + 2 * Tile::kMatrixBytes; }
+    __device__ __forceinline__ const unsigned* step_words(int stage) const {
+        return reinterpret_cast<const unsigned*>(base + stage * Tile::kStageBytes + 2 * Tile::kMatrixBytes);
     }
 
     // Numbers of the chunk's columns, where sequences have lengths.
-    __device__ __forceinline__ const int* columns(int slot) const {
-        return reinterpret_cast<const int*>(step_words(slot) + Tile::kStepWords);
+    __device__ __forceinline__ const int* columns(int stage) const {
+        return reinterpret_cast<const int*>(step_words(stage) + Tile::kStepWords);
     }
 
     // A buffer: queries; biases of queries and values; row numbers; their orders; the item; weights of shares; what is
@@ -256,9 +256,9 @@ struct Shared {
         return address + Tile::kBarriersAt + item * kBarrierBytes;
     }
     __device__ __forceinline__ unsigned item_empty(int item) const { return item_full(Tile::kBuffers + item); }
-    __device__ __forceinline__ unsigned slot_full(int slot) const { return item_full(2 * Tile::kBuffers + slot); }
-    __device__ __forceinline__ unsigned slot_empty(int slot) const { return slot_full(Tile::kSlots + slot); }
-    __device__ __forceinline__ unsigned shelf_full() const { return slot_empty(Tile::kSlots); }
+    __device__ __forceinline__ unsigned stage_full(int stage) const { return item_full(2 * Tile::kBuffers + stage); }
+    __device__ __forceinline__ unsigned stage_empty(int stage) const { return stage_full(Tile::kStages + stage); }
+    __device__ __forceinline__ unsigned shelf_full() const { return stage_empty(Tile::kStages); }
     __device__ __forceinline__ unsigned shelf_empty() const { return shelf_full() + kBarrierBytes; }
     __device__ __forceinline__ int* drawn() const {  // the next ticket, on its way between copying warps
         return reinterpret_cast<int*>(base + Tile::kBarriersAt + Tile::kBarriers * kBarrierBytes);
@@ -275,9 +275,9 @@ struct Shared {
     // By one thread, before the others use them. Every thread arrives for itself: what it read or wrote before is
     // ordered by its own arrival, not by a lane that speaks for it.
     __device__ __forceinline__ void start_barriers() const {
-        for (int slot = 0; slot < Tile::kSlots; ++slot) {
-            start_barrier(slot_full(slot), Tile::kCopyThreads);
-            start_barrier(slot_empty(slot), Tile::kThreads);
+        for (int stage = 0; stage < Tile::kStages; ++stage) {
+            start_barrier(stage_full(stage), Tile::kCopyThreads);
+            start_barrier(stage_empty(stage), Tile::kThreads);
         }
         for (int item = 0; item < Tile::kBuffers; ++item) {
             start_barrier(item_full(item), Tile::kCopyThreads + 1);

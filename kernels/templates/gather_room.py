@@ -50,15 +50,15 @@ def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     of_row, tile_rows = row_bytes(workload), values["tile_rows"]
     fragments, two = tile_rows // FRAGMENT_ROWS, plan.passes > 1
     step_words = plan.passes * fragments * plan.blocks * (BLOCK_COLUMNS // 2 + WARP_SIZE)
-    slot = _aligned(2 * values["chunk"] * of_row + 4 * step_words + 4 * values["chunk"] * workload.padded)
+    stage = _aligned(2 * values["chunk"] * of_row + 4 * step_words + 4 * values["chunk"] * workload.padded)
     numbers = tile_rows * (1 + plan.passes * two)
     shares = tile_rows * weight_bytes(workload) * plan.wide
     item = _aligned((tile_rows + 2) * of_row + 4 * numbers + 4 * HEADER_WORDS + shares + VECTOR_BYTES)
     shelves = plan.shelves > 0
     results = tile_rows * (of_row * shelves + weight_bytes(workload) * (two or shelves))
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
-    barriers = 8 * (2 * (values["slots"] + values["buffers"] + shelves) + 1)
-    return values["slots"] * slot + values["buffers"] * item + results + of_warps + barriers
+    barriers = 8 * (2 * (values["stages"] + values["buffers"] + shelves) + 1)
+    return values["stages"] * stage + values["buffers"] * item + results + of_warps + barriers
 
 
 def _aligned(size_bytes: int) -> int:
@@ -67,7 +67,7 @@ def _aligned(size_bytes: int) -> int:
 
 def thread_registers(values: Mapping[str, int]) -> int:
     """Registers that a thread may have: those of one scheduler, shared by the resident warps that are dealt to it."""
-    warps = -(-values["blocks"] * (values["warps"] + values["copy_warps"]) // SCHEDULERS)
+    warps = -(-values["residents"] * (values["warps"] + values["copy_warps"]) // SCHEDULERS)
     return min(MAX_THREAD_REGISTERS, SCHEDULER_REGISTERS // (WARP_SIZE * warps) // REGISTER_STEP * REGISTER_STEP)
 
 

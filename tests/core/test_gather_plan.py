@@ -133,9 +133,9 @@ def check_rows(plan, mask_number):
         assert len(np.unique(rows)) == len(rows)
 
 
-def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, pieces=1):
-    plan = gather_plan(mask, seq_len, tile_rows, chunk, order, pieces)
-    outline = gather_outline(mask, seq_len, tile_rows, chunk, order, pieces)
+def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, splits=1):
+    plan = gather_plan(mask, seq_len, tile_rows, chunk, order, splits)
+    outline = gather_outline(mask, seq_len, tile_rows, chunk, order, splits)
     assert outline == GatherOutline(plan.passes, plan.blocks, plan.kept, plan.shelves, plan.shelved, plan.wide)
     keep, products = mask.keep(seq_len), 0
     assert len(plan.headers) == len(keep)
@@ -154,21 +154,21 @@ def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, pieces=1):
 
 
 def test_few_rows_with_partial_results_need_little_room():
-    plan = check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL, tile_rows=32, pieces=4)
+    plan = check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL, tile_rows=32, splits=4)
     assert (plan.shelves, plan.shelved) == (3, range(32))
     assert check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL).shelved == range(0)
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 5])
-def test_a_wide_fragment_is_cut_by_itself(pieces):
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_a_wide_fragment_is_cut_by_itself(splits):
     mask = parse_mask("longformer:window=8,global=20", 300)
-    plan = check_plan(mask, 300, Order.WIDE_APART, tile_rows=64, chunk=64, pieces=pieces)
+    plan = check_plan(mask, 300, Order.WIDE_APART, tile_rows=64, chunk=64, splits=splits)
     natural = check_plan(mask, 300, Order.NATURAL, tile_rows=64, chunk=64)
     assert plan.wide
     assert not natural.wide
     wide = plan.headers[0, :, 2] != FINAL
-    assert wide.sum() == 2 * pieces
-    assert (plan.partial_items, plan.shelves) == (2 * (pieces - 1), pieces - 1)
+    assert wide.sum() == 2 * splits
+    assert (plan.partial_items, plan.shelves) == (2 * (splits - 1), splits - 1)
     assert plan.headers[0, ~wide, 0].max() < natural.headers[0, :, 0].max()
     # Of a wide item's chunk each fragment multiplies a quarter, of the same rows in a natural tile all.
     assert kept_groups(plan.words[0, wide]).sum(axis=(-2, -1)).max() == 1
@@ -181,8 +181,8 @@ tiles = st.sampled_from([(16, 16), (16, 64), (32, 48), (64, 32), (64, 128)])
 
 @given(squares(batches=(1, 3)), orders, tiles, st.integers(1, 4))
 @settings(max_examples=60)
-def test_any_mask_is_multiplied_once(mask, order, tile, pieces):
-    check_plan(mask, mask.seq_len, order, *tile, pieces=1 if order is Order.TWO_PASSES else pieces)
+def test_any_mask_is_multiplied_once(mask, order, tile, splits):
+    check_plan(mask, mask.seq_len, order, *tile, splits=1 if order is Order.TWO_PASSES else splits)
 
 
 @pytest.mark.parametrize("order", Order)
@@ -192,17 +192,17 @@ def test_named_masks_are_multiplied_once(text, seq_len, order):
     check_plan(parse_mask(text, seq_len), seq_len, order, tile_rows=32, chunk=32)
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 3, 9])
-def test_pieces_are_as_many_as_asked_where_chunks_allow(pieces):
-    plan = check_plan(parse_mask("dense", 64), 64, Order.NATURAL, tile_rows=32, chunk=16, pieces=pieces)
-    taken = {1: 1, 2: 2, 3: 2, 9: 4}[pieces]  # of 4 chunks, so many pieces of equally many
+@pytest.mark.parametrize("splits", [1, 2, 3, 9])
+def test_pieces_are_as_many_as_asked_where_chunks_allow(splits):
+    plan = check_plan(parse_mask("dense", 64), 64, Order.NATURAL, tile_rows=32, chunk=16, splits=splits)
+    taken = {1: 1, 2: 2, 3: 2, 9: 4}[splits]  # of 4 chunks, so many pieces of equally many
     assert (plan.items, plan.partial_items, plan.shelves) == (2 * taken, 2 * (taken - 1), taken - 1)
     assert plan.chunks == 4 // taken
 
 
 @pytest.mark.parametrize("order", [Order.NATURAL, Order.FIRST_COLUMN, Order.SPLIT])
 def test_items_with_the_most_chunks_come_first_and_those_that_merge_last(order):
-    plan = check_plan(parse_mask("strided", 130), 130, order, pieces=2)
+    plan = check_plan(parse_mask("strided", 130), 130, order, splits=2)
     chunks, merges = plan.headers[0, :, 0], plan.headers[0, :, 3] > 0
     finals = slice(plan.partial_items, None)
     assert (np.diff(merges[finals].astype(int)) >= 0).all()
@@ -216,7 +216,7 @@ def test_masks_of_one_batch_may_have_different_numbers_of_items():
     squares_of_batch = np.zeros((2, 64, 64), bool)
     squares_of_batch[0] = True
     mask = type("Batch", (), {"keep": lambda self, seq_len: squares_of_batch})()
-    plan = check_plan(mask, 64, Order.NATURAL, pieces=4)
+    plan = check_plan(mask, 64, Order.NATURAL, splits=4)
     assert plan.partial_items == 12
     assert not plan.words[1].any()
     assert (plan.columns[1] == PADDING).all()

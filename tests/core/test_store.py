@@ -230,6 +230,15 @@ def test_of_a_store_that_was_cut_off_the_rest_can_be_salvaged(tmp_path: Path) ->
     assert len(found) > 50
 
 
+def test_trials_of_odd_numbers_can_be_salvaged(tmp_path: Path) -> None:
+    store_of_200(tmp_path / "s.db")
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection, connection:
+        connection.execute("UPDATE trials SET id = -7 WHERE id = 3")
+        connection.execute("UPDATE trials SET id = 4000000000000 WHERE id = 4")
+    found, lost = salvaged(tmp_path / "s.db")
+    assert (len(found), lost) == (200, 0)
+
+
 def test_damaged_names_in_a_store(tmp_path: Path) -> None:
     store_of_200(tmp_path / "s.db")
     content = bytearray((tmp_path / "s.db").read_bytes())
@@ -379,11 +388,15 @@ def test_a_store_is_not_exported_onto_itself(tmp_path: Path, name: str) -> None:
         assert list(store.trials()) == [segment_trial()]
 
 
-def test_no_other_store_and_no_table_is_overwritten(tmp_path: Path) -> None:
+def test_nothing_but_an_earlier_export_is_overwritten(tmp_path: Path) -> None:
     full_store(tmp_path / "other.db")
     (tmp_path / "table.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+    (tmp_path / "notes.txt").write_text("precious")
+    (tmp_path / "record.json").write_text('{"rows": []}')
+    (tmp_path / "empty").touch()
     with Store(full_store(tmp_path / "s.db")) as store:
-        for name in ("other.db", "table.jsonl.gz"):
+        assert store.export_jsonl(tmp_path / "empty") == store.export_jsonl(tmp_path / "empty") == 1
+        for name in ("other.db", "table.jsonl.gz", "notes.txt", "record.json"):
             before = (tmp_path / name).read_bytes()
             with pytest.raises(StoreError, match="choose another file"):
                 store.export_jsonl(tmp_path / name)
@@ -392,7 +405,7 @@ def test_no_other_store_and_no_table_is_overwritten(tmp_path: Path) -> None:
 
 def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
     path, backup = full_store(tmp_path / "s.db"), tmp_path / "backup.jsonl"
-    backup.write_text("precious")
+    backup.write_text(precious := json.dumps(segment_trial(latency_us=9.0).to_json()))
     Store(tmp_path / "empty.db").close()
     with Store(tmp_path / "empty.db") as store, pytest.raises(StoreError, match="no trials"):
         store.export_jsonl(backup)
@@ -403,7 +416,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
             store.export_jsonl(backup)
         with small_files(100), pytest.raises(StoreError, match="ulimit"):
             store.export_jsonl(backup, lambda error: None)
-        assert backup.read_text() == "precious"
+        assert backup.read_text() == precious
         skipped: list[StoreError] = []
         assert store.export_jsonl(backup, skipped.append) == len(skipped) == 1
     assert list(read_jsonl(backup)) == [segment_trial()]
@@ -424,6 +437,15 @@ def test_reading_makes_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "blank.db").touch()
     with pytest.raises(StoreError, match="holds nothing"):
         Store(tmp_path / "blank.db", read_only=True)
+
+
+def test_a_store_that_may_only_be_read_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = full_store(tmp_path / "s.db")
+    monkeypatch.setattr(Store, "_address", lambda store: f"{store.path.as_uri()}?mode=ro")
+    with pytest.raises(StoreError, match="cannot be written"):
+        Store(path)
 
 
 def test_a_store_is_read_while_another_writes(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from atoffer_rl.workload import Workload
 
 MACHINE = Machine("Planted GPU", "GPU-1", "580", "13.0", "nvrtc 13.0", "none")
 GOOD, CRASHES, HANGS, WRONG, RAISES, BREAKS, WONT_COMPILE, COMPILER_DIES, COMPILER_HANGS, DISTURBED = range(10)
+
+
+LOCKS: list[Any] = []
 
 
 def make_misbehaving() -> tuple[Callable[[str], Any], str]:
@@ -32,6 +36,8 @@ def misbehave(word: str) -> Any:
         raise ValueError("first line\nsecond line")
     if word == "exit":
         os._exit(3)
+    if word == "lock":
+        LOCKS.append(get_context("spawn").Lock())
     return word, os.getpid()
 
 

@@ -1,6 +1,9 @@
 """Child processes: answers, crashes, hangs, restarts."""
 
 import errno
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
@@ -52,6 +55,25 @@ def test_a_dead_process_is_replaced(child: Child, word: str, reason: str) -> Non
     assert reason in outcome.reason
     assert finish(child, "a").end is End.ANSWERED
     assert child.starts == 2
+
+
+def test_what_a_killed_process_leaves_is_no_news() -> None:
+    program = (
+        "from multiprocessing.connection import wait\n"
+        "from atoffer_rl.kernels.child import Child\n"
+        "from tests.kernels.planted_jobs import make_misbehaving\n"
+        "child = Child(make_misbehaving, 'planted')\n"
+        "child.submit('lock', 30.0)\n"
+        "while (outcome := child.outcome()) is None:\n"
+        "    wait(child.waitables, child.seconds_left)\n"
+        "child.kill()\n"
+        "print(outcome.value[0])\n"
+    )
+    environment = os.environ | {"PYTHONWARNINGS": "default"}
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
+    assert done.stdout == "lock\n"
+    assert "leaked" not in done.stderr
 
 
 def test_a_hung_process_is_killed_at_its_limit(child: Child) -> None:

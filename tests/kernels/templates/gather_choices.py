@@ -24,20 +24,20 @@ DEFAULT = {
     "step": 64,
     "warps": 4,
     "copy_warps": 1,
-    "slots": 2,
+    "stages": 2,
     "buffers": 2,
-    "blocks": 1,
+    "residents": 1,
     "order": Order.NATURAL,
-    "pieces": 1,
+    "splits": 1,
 }
 LOW = {"tile_rows": 32, "warps": 2, "step": 32}
 SMALL = Workload(batch=2, seq_len=77, heads=2, head_dim=32)
 SMALL_WIDE = Workload(batch=2, seq_len=150, heads=2, head_dim=32, mask="longformer:window=8,global=3")
-ORDERS = [{**LOW, "order": order, "slots": 3} for order in Order if order is not Order.WIDE_APART]
-WIDE = {**LOW, "order": Order.WIDE_APART, "slots": 3}
-PIECES = {**LOW, "pieces": 3, "chunk": 32}
+ORDERS = [{**LOW, "order": order, "stages": 3} for order in Order if order is not Order.WIDE_APART]
+WIDE = {**LOW, "order": Order.WIDE_APART, "stages": 3}
+PIECES = {**LOW, "splits": 3, "chunk": 32}
 ONE_BUFFER = {**LOW, "buffers": 1, "order": Order.SPLIT}
-STEP_WARPS = {**LOW, "pieces": 2, "warps": 4, "step": 16}
+STEP_WARPS = {**LOW, "splits": 2, "warps": 4, "step": 16}
 
 
 def choice_of(run=RUNS[2], **values):

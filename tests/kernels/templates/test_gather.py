@@ -72,7 +72,7 @@ def test_only_what_the_kernel_reads_of_the_plan_is_passed(changes, order, read):
     ("values", "scratch"),
     [
         ({}, ()),
-        ({"pieces": 2, **LOW, "chunk": 32}, (2 * 2 * 13 * 32 * 2, 2 * 2 * 13 * 4, (2 + 4) * 4)),
+        ({"splits": 2, **LOW, "chunk": 32}, (2 * 2 * 13 * 32 * 2, 2 * 2 * 13 * 4, (2 + 4) * 4)),
         ({"order": Order.SPLIT}, (2 * 2 * 77 * 32 * 2, 2 * 2 * 77 * 4, (2 + 4) * 4)),
     ],
 )
@@ -88,7 +88,7 @@ def test_float32_keeps_partial_results_and_their_weights_with_all_bits():
 
 
 def test_blocks_that_take_several_items_draw_them():
-    program = TEMPLATE.program(Workload(), choice_of(blocks=2))
+    program = TEMPLATE.program(Workload(), choice_of(residents=2))
     assert program.grid == (2 * 132, 1, 1)
     assert dict(program.scratch)["gather_counts"] == (2 + 16 * 12) * 4
 
@@ -117,16 +117,16 @@ def test_launch_covers_every_item():
         ({"warps": 8}, "more warps share a fragment"),
         ({"copy_warps": 3}, "copy_warps must be one of 1, 2, 4"),
         ({"buffers": 3}, "buffers must be one of 1, 2"),
-        ({"slots": 0}, "at least 1"),
-        ({"blocks": 0}, "at least 1"),
-        ({"pieces": 0}, "at least 1"),
+        ({"stages": 0}, "at least 1"),
+        ({"residents": 0}, "at least 1"),
+        ({"splits": 0}, "at least 1"),
         ({"order": 5}, "order must be one of 0, 1, 2, 3, 4"),
         ({"order": Order.WIDE_APART}, "no rows need far more columns than most"),
-        ({"order": Order.TWO_PASSES, "pieces": 2}, "two passes need"),
-        ({"order": Order.TWO_PASSES, "chunk": 32, "step": 32, "warps": 4, "slots": 1}, "chunks in shared memory"),
-        ({"chunk": 256, "slots": 4, "copy_warps": 4}, "bytes of shared memory are needed"),
-        ({**LOW, "blocks": 3, "slots": 3}, "3 blocks of"),
-        ({"tile_rows": 128, "warps": 16, "chunk": 128, "blocks": 1, "slots": 1}, "registers, it has"),
+        ({"order": Order.TWO_PASSES, "splits": 2}, "two passes need"),
+        ({"order": Order.TWO_PASSES, "chunk": 32, "step": 32, "warps": 4, "stages": 1}, "chunks in shared memory"),
+        ({"chunk": 256, "stages": 4, "copy_warps": 4}, "bytes of shared memory are needed"),
+        ({**LOW, "residents": 3, "stages": 3}, "3 blocks of"),
+        ({"tile_rows": 128, "warps": 16, "chunk": 128, "residents": 1, "stages": 1}, "registers, it has"),
     ],
 )
 def test_hard_rules(values, reason):
@@ -136,11 +136,11 @@ def test_hard_rules(values, reason):
 
 
 @pytest.mark.parametrize(
-    ("blocks", "warps", "copy_warps", "registers"),
+    ("residents", "warps", "copy_warps", "registers"),
     [(1, 4, 1, 255), (2, 4, 4, 128), (3, 4, 1, 128), (1, 16, 2, 96), (2, 8, 1, 96), (5, 2, 1, 128), (4, 2, 1, 168)],
 )
-def test_schedulers_share_their_registers_out_among_resident_warps(blocks, warps, copy_warps, registers):
-    values = {"blocks": blocks, "warps": warps, "copy_warps": copy_warps}
+def test_schedulers_share_their_registers_out_among_resident_warps(residents, warps, copy_warps, registers):
+    values = {"residents": residents, "warps": warps, "copy_warps": copy_warps}
     assert gather.thread_registers(values) == registers
 
 
@@ -163,7 +163,7 @@ def test_work_counts_the_bytes_of_the_plan(order, lengths):
 
 def test_a_chunk_of_float32_is_shorter():
     workload = Workload(heads=6, head_dim=128, dtype="float32")
-    values = DEFAULT | {"chunk": 256, "slots": 1, "copy_warps": 4}
+    values = DEFAULT | {"chunk": 256, "stages": 1, "copy_warps": 4}
     assert "16-bit offsets" in (TEMPLATE.impossible(workload, Run(2, 5), values, H100) or "")
     assert "16-bit offsets" not in (TEMPLATE.impossible(workload, Run(2, 5), values | {"chunk": 128}, H100) or "")
 
@@ -204,8 +204,8 @@ def test_work_counts_gathered_columns_and_whole_groups():
 
 
 def test_work_counts_partial_results_twice():
-    whole, split = (TEMPLATE.work(SMALL, choice_of(**LOW, chunk=32, pieces=pieces)) for pieces in (1, 2))
-    scratch = sum(size for _, size in TEMPLATE.program(SMALL, choice_of(**LOW, chunk=32, pieces=2)).scratch)
+    whole, split = (TEMPLATE.work(SMALL, choice_of(**LOW, chunk=32, splits=splits)) for splits in (1, 2))
+    scratch = sum(size for _, size in TEMPLATE.program(SMALL, choice_of(**LOW, chunk=32, splits=2)).scratch)
     assert split.bytes_written == whole.bytes_written + scratch
     assert split.bytes_read > whole.bytes_read + scratch
     assert split.flops == whole.flops
@@ -223,15 +223,15 @@ def test_work_counts_partial_results_twice():
             Run(1, 6),
             "bfloat16",
             128,
-            {"tile_rows": 16, "warps": 2, "step": 16, "pieces": 2, "order": Order.FIRST_COLUMN},
+            {"tile_rows": 16, "warps": 2, "step": 16, "splits": 2, "order": Order.FIRST_COLUMN},
         ),
-        (Run(1, 5), "float16", 32, {"chunk": 128, "step": 32, "slots": 3, "blocks": 2, "order": Order.SPLIT}),
-        (Run(2, 6), "bfloat16", 40, {"tile_rows": 128, "warps": 8, "slots": 4, "order": Order.TWO_PASSES}),
+        (Run(1, 5), "float16", 32, {"chunk": 128, "step": 32, "stages": 3, "residents": 2, "order": Order.SPLIT}),
+        (Run(2, 6), "bfloat16", 40, {"tile_rows": 128, "warps": 8, "stages": 4, "order": Order.TWO_PASSES}),
         (Run(1, 6), "float32", 64, {"step": 16, "order": Order.SPLIT}),
         (Run(1, 5), "float32", 128, {"tile_rows": 32, "warps": 2, "chunk": 32, "step": 32}),
-        (Run(2, 6), "float32", 32, {"slots": 4, "order": Order.TWO_PASSES}),
-        (Run(2, 6), "float16", 64, {"order": Order.WIDE_APART, "pieces": 2}),
-        (Run(1, 6), "float32", 64, {"order": Order.WIDE_APART, "pieces": 2, "step": 16, "chunk": 32}),
+        (Run(2, 6), "float32", 32, {"stages": 4, "order": Order.TWO_PASSES}),
+        (Run(2, 6), "float16", 64, {"order": Order.WIDE_APART, "splits": 2}),
+        (Run(1, 6), "float32", 64, {"order": Order.WIDE_APART, "splits": 2, "step": 16, "chunk": 32}),
     ],
 )
 def test_compiles(run, dtype, head_dim, values, arch):
@@ -263,13 +263,13 @@ def test_every_order_on_gpu(run, dtype):
     strided = Workload(batch=2, seq_len=200, heads=4, head_dim=64, dtype=dtype)
     workloads = [strided, replace(strided, mask="longformer:window=8,global=16")]
     settings = [
-        {"slots": 3},
+        {"stages": 3},
         {"tile_rows": 16, "warps": 4, "step": 16},
         {"tile_rows": 128, "warps": 8, "chunk": 128, "step": 32, "copy_warps": 4},
-        {**LOW, "chunk": 32, "slots": 5, "blocks": 2, "copy_warps": 2},
-        {**LOW, "chunk": 32, "slots": 5, "buffers": 1, "blocks": 2},
+        {**LOW, "chunk": 32, "stages": 5, "residents": 2, "copy_warps": 2},
+        {**LOW, "chunk": 32, "stages": 5, "buffers": 1, "residents": 2},
     ]
-    orders = [{"order": order, "pieces": pieces} for order in Order for pieces in (1, 3)]
+    orders = [{"order": order, "splits": splits} for order in Order for splits in (1, 3)]
     tried = [(workload, DEFAULT | values | order) for workload, values, order in product(workloads, settings, orders)]
     possible = [(workload, v) for workload, v in tried if TEMPLATE.impossible(workload, run, v, H100) is None]
     assert {values["order"] for _, values in possible} == set(Order)
@@ -283,7 +283,7 @@ def test_every_order_on_gpu(run, dtype):
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_on_gpu(mask, seq_len, head_dim, dtype):
     workload = Workload(batch=2, seq_len=seq_len, heads=3, head_dim=head_dim, mask=mask, dtype=dtype)
-    cases = [(Run(1, 6), {}), (Run(2, 5), LOW), (Run(2, 6), {**LOW, "order": Order.FIRST_COLUMN, "pieces": 2})]
+    cases = [(Run(1, 6), {}), (Run(2, 5), LOW), (Run(2, 6), {**LOW, "order": Order.FIRST_COLUMN, "splits": 2})]
     assert_all_right([(workload, choice_of(run, **values)) for run, values in cases])
 
 
@@ -291,7 +291,7 @@ def test_masks_on_gpu(mask, seq_len, head_dim, dtype):
 @pytest.mark.parametrize("order", [Order.NATURAL, Order.SPLIT, Order.TWO_PASSES])
 def test_many_items_for_each_block_on_gpu(order):
     workload = Workload(batch=24, seq_len=512, heads=12, head_dim=64)
-    choices = [possible_choice(workload, Run(2, 6), order=order, slots=3, blocks=blocks) for blocks in (1, 2)]
+    choices = [possible_choice(workload, Run(2, 6), order=order, stages=3, residents=residents) for residents in (1, 2)]
     assert_all_right([(workload, choice) for choice in choices])
 
 
@@ -313,9 +313,9 @@ def test_columns_that_no_row_keeps_never_reach_the_result_on_gpu(ragged_workload
 @pytest.mark.parametrize(
     "values",
     [
-        {"tile_rows": 256, "warps": 16, "slots": 3},
-        {"tile_rows": 128, "warps": 8, "buffers": 1, "blocks": 2},
-        {"tile_rows": 128, "warps": 8, "buffers": 1, "blocks": 2, "copy_warps": 1},
+        {"tile_rows": 256, "warps": 16, "stages": 3},
+        {"tile_rows": 128, "warps": 8, "buffers": 1, "residents": 2},
+        {"tile_rows": 128, "warps": 8, "buffers": 1, "residents": 2, "copy_warps": 1},
     ],
 )
 def test_two_passes_over_wide_tiles_on_gpu(values, seq_len):
@@ -326,10 +326,10 @@ def test_two_passes_over_wide_tiles_on_gpu(values, seq_len):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("values", [{"order": Order.SPLIT}, {"pieces": 3}, {"order": Order.SPLIT, "pieces": 3}])
+@pytest.mark.parametrize("values", [{"order": Order.SPLIT}, {"splits": 3}, {"order": Order.SPLIT, "splits": 3}])
 def test_shelves_of_many_items_for_each_block_on_gpu(values, dtype):
     workload = Workload(batch=24, seq_len=512, mask="strided", dtype=dtype)
-    settings = [{**LOW, "step": 16, "chunk": 32, "buffers": buffers, "blocks": 2} for buffers in (1, 2)]
+    settings = [{**LOW, "step": 16, "chunk": 32, "buffers": buffers, "residents": 2} for buffers in (1, 2)]
     assert_all_right([(workload, possible_choice(workload, Run(1, 6), **setting | values)) for setting in settings])
 
 
@@ -337,7 +337,7 @@ def test_shelves_of_many_items_for_each_block_on_gpu(values, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_shelves_of_items_in_turn_on_gpu(dtype):
     workload = Workload(batch=24, seq_len=512, mask="longformer:window=64,global=16", dtype=dtype)
-    values = {**LOW, "step": 16, "chunk": 32, "blocks": 2, "pieces": 3}
+    values = {**LOW, "step": 16, "chunk": 32, "residents": 2, "splits": 3}
     choice = possible_choice(workload, Run(1, 6), **values)
     assert "kInTurn = true" in TEMPLATE.program(workload, choice).source
     assert_all_right([(workload, choice)])
@@ -345,11 +345,11 @@ def test_shelves_of_items_in_turn_on_gpu(dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mask", ["longformer:window=64,global=16", "bigbird:window=64,global=16,random=2,block=16"])
-@pytest.mark.parametrize("pieces", [1, 2, 7])
-def test_wide_items_beside_many_others_on_gpu(pieces, mask):
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_wide_items_beside_many_others_on_gpu(splits, mask):
     workload = Workload(batch=24, seq_len=1024, mask=mask)
-    settings = [{"slots": 3, "blocks": 2}, {"tile_rows": 128, "warps": 8, "chunk": 128, "copy_warps": 2}]
-    wide = {"order": Order.WIDE_APART, "pieces": pieces}
+    settings = [{"stages": 3, "residents": 2}, {"tile_rows": 128, "warps": 8, "chunk": 128, "copy_warps": 2}]
+    wide = {"order": Order.WIDE_APART, "splits": splits}
     choices = [possible_choice(workload, Run(1, 6), **wide | setting) for setting in settings]
     assert_all_right([(workload, choice) for choice in choices])
 
@@ -359,8 +359,8 @@ def test_wide_items_beside_many_others_on_gpu(pieces, mask):
 def test_wide_tiles_of_two_passes_are_possible(seq_len, copy_warps):
     workload = Workload(seq_len=seq_len, mask="strided")
     wide = {"chunk": 128, "step": 16, "copy_warps": copy_warps, "order": Order.TWO_PASSES}
-    possible_choice(workload, **wide, tile_rows=128, warps=8, buffers=1, blocks=2)
-    possible_choice(workload, **wide, tile_rows=256, warps=16, slots=3)
+    possible_choice(workload, **wide, tile_rows=128, warps=8, buffers=1, residents=2)
+    possible_choice(workload, **wide, tile_rows=256, warps=16, stages=3)
 
 
 def test_what_is_legal_is_found_without_writing_plans(monkeypatch):

@@ -196,7 +196,7 @@ def test_lengths_on_gpu(name, lengths, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mask", ["dense", "strided", "fixed", "sliding:window=10", "bigbird"])
-@pytest.mark.parametrize("values", [{}, {"tile_rows": 32, "warps": 8, "step": 16}, {"order": 2}, {"pieces": 3}])
+@pytest.mark.parametrize("values", [{}, {"tile_rows": 32, "warps": 8, "step": 16}, {"order": 2}, {"splits": 3}])
 def test_masks_gathered_on_gpu(values, mask):
     workload = Workload(batch=9, seq_len=300, heads=3, mask=mask, lengths="uniform:shortest=0", packed=True)
     if values.get("order") == 2 and mask in ("dense", "sliding:window=10"):
@@ -206,7 +206,7 @@ def test_masks_gathered_on_gpu(values, mask):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("values", [{"order": 3, "slots": 5}, {"blocks": 2}])
+@pytest.mark.parametrize("values", [{"order": 3, "stages": 5}, {"residents": 2}])
 def test_two_passes_and_several_items_a_block_on_gpu(values):
     workload = Workload(batch=16, seq_len=512, lengths="uniform:shortest=0", packed=True)
     assert_all_right([(workload, possible_choice(workload, Run(1, 6), **values))])

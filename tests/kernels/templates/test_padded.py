@@ -195,7 +195,7 @@ def test_masks_with_lengths_on_gpu(name, run, mask):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mask", ["dense", "strided", "fixed", "sliding:window=10", "bigbird"])
-@pytest.mark.parametrize("values", [{}, {"tile_rows": 32, "warps": 8, "step": 16}, {"order": 2}, {"pieces": 3}])
+@pytest.mark.parametrize("values", [{}, {"tile_rows": 32, "warps": 8, "step": 16}, {"order": 2}, {"splits": 3}])
 @pytest.mark.parametrize("run", [Run(1, 6), Run(2, 5)])
 def test_lengths_gathered_on_gpu(run, values, mask):
     workload = Workload(batch=9, seq_len=300, heads=3, mask=mask, lengths="uniform:shortest=0")
@@ -206,14 +206,14 @@ def test_lengths_gathered_on_gpu(run, values, mask):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("values", [{"order": 3, "slots": 5}, {"blocks": 2}])
+@pytest.mark.parametrize("values", [{"order": 3, "stages": 5}, {"residents": 2}])
 def test_two_passes_and_several_items_a_block_with_lengths_on_gpu(values):
     workload = Workload(batch=16, seq_len=512, lengths="uniform:shortest=0")
     assert_all_right([(workload, possible_choice(workload, Run(1, 6), **values))])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("values", [{}, {"order": 2}, {"pieces": 3}])
+@pytest.mark.parametrize("values", [{}, {"order": 2}, {"splits": 3}])
 def test_what_lies_beyond_a_length_is_not_gathered_on_gpu(values):
     import torch
 
