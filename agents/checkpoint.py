@@ -29,6 +29,9 @@ FORMAT = "atoffer-policy-1"
 SHIPPED_POLICY = Path(__file__).parent / "policies" / "shipped.zip"
 MAX_BYTES = 2**28
 """A policy takes a few hundred kilobytes; what claims more is not unpacked."""
+MAX_PARSED_BYTES = 2**22
+"""Of what is parsed into objects, which take many times the bytes."""
+PARSED = ("about.json", "data.pkl")
 LARGEST_WEIGHT = 1000.0
 """Weights are of order one; with none beyond this, no activation or squared error overflows."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -139,7 +142,8 @@ def _zip_of(path: Path, content: bytes) -> zipfile.ZipFile:
         PolicyError: If it unpacks to more than a policy takes.
     """
     file = zipfile.ZipFile(io.BytesIO(content))
-    if sum(member.file_size for member in file.infolist()) > MAX_BYTES:
+    parsed = [member.file_size for member in file.infolist() if member.filename.endswith(PARSED)]
+    if sum(member.file_size for member in file.infolist()) > MAX_BYTES or sum(parsed) > MAX_PARSED_BYTES:
         raise PolicyError(f"{path} unpacks to more than a policy takes: use another")
     return file
 

@@ -19,8 +19,7 @@ def scheme_table(scheme: Scheme, latencies_us: Sequence[float]) -> str:
     rows = ["| operators | template | parameters | us |", "| --- | --- | --- | ---: |"]
     for choice, latency_us in zip(scheme.choices, latencies_us, strict=True):
         names = ", ".join(op.name for op in OPERATORS[choice.run.first : choice.run.last + 1])
-        values = " ".join(f"{name}={value}" for name, value in choice.parameters)
-        rows.append(f"| {choice.run} {names} | {choice.template} | {values} | {latency_us:.2f} |")
+        rows.append(f"| {choice.run} {names} | {choice.template} | {choice.values} | {latency_us:.2f} |")
     return "\n".join([*rows, f"| all | | | {sum(latencies_us):.2f} |"])
 
 

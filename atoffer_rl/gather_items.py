@@ -142,7 +142,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class GatherOutline:
-    """What of a plan decides whether a block can execute it; see `GatherPlan`.
+    """What is known of a plan before it is written: it decides whether a block can execute it.
 
     Attributes:
         passes: Passes over an item.

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from atoffer_rl.gather_items import (
     BLOCK_COLUMNS,
     FINAL,
-    FINAL_WIDE,
     GROUP_COLUMNS,
     ColumnFormula,
+    GatherOutline,
     Item,
     gather_layout,
     outline_of,
@@ -44,8 +44,7 @@ class GatherPlan:
         words: (masks, items, chunks, passes, fragments, blocks, 32) uint32: which of them its rows keep; see
             `lane_words`.
         partial_items: Items of each mask that are partial; they come first.
-        shelves: Partial results that a row has at most.
-        shelved: Rows between which all lie that have any.
+        outline: What was known of it before.
         formula: How rows and columns follow from an item's number, if they do.
     """
 
@@ -56,29 +55,8 @@ class GatherPlan:
     places: Places
     words: Words
     partial_items: int
-    shelves: int
-    shelved: range
+    outline: GatherOutline
     formula: ColumnFormula | None = None
-
-    @property
-    def passes(self) -> int:
-        """Passes over an item."""
-        return int(self.orders.shape[2])
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of 64 columns that a fragment may multiply of a chunk."""
-        return int(self.words.shape[5])
-
-    @property
-    def kept(self) -> int:
-        """Chunks that an item's second pass takes, at most."""
-        return int(self.headers[..., 1].max())
-
-    @property
-    def wide(self) -> bool:
-        """Whether there are wide items."""
-        return bool((self.headers[..., 2] == FINAL_WIDE).any())
 
     @property
     def most_merge(self) -> bool:
@@ -127,8 +105,7 @@ def gather_plan(mask: Mask, seq_len: int, tile_rows: int, chunk: int, order: Ord
     plan = GatherPlan(
         *_empty_arrays(lead, layout.items, tile_rows, chunk, outline.blocks),
         partial_items=partial,
-        shelves=outline.shelves,
-        shelved=outline.shelved,
+        outline=outline,
         formula=layout.formula,
     )
     plan.headers[:, partial:, 2] = FINAL
@@ -163,7 +140,7 @@ def _write_item(plan: GatherPlan, place: tuple[int, int], item: Item) -> None:
     plan.columns[place].reshape(-1)[: len(item.columns)] = item.columns
     # Needed columns first, in their order; what follows them repeats the first place, where no harm is done.
     needed, pairs = item.needed(chunk), item.pairs(chunk)
-    first = np.argsort(~needed, axis=-1, kind="stable")[..., : plan.blocks * BLOCK_COLUMNS]
+    first = np.argsort(~needed, axis=-1, kind="stable")[..., : plan.outline.blocks * BLOCK_COLUMNS]
     pairs = np.take_along_axis(pairs, first[..., None, :], axis=-1)
     first = np.where(np.take_along_axis(needed, first, axis=-1), first, first[..., :1])
     plan.places[place].reshape(*plan.words[place].shape[:-2], -1)[:chunks, ..., : first.shape[-1]] = first

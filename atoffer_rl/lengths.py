@@ -120,7 +120,9 @@ def _uniform(rest: str, seq_len: int) -> Lengths:
             raise WorkloadError(f"lengths uniform has no parameter {quote(key)}; it takes: {', '.join(values)}")
         values[key] = _length(f"uniform: {key}", number, seq_len)
     if values["shortest"] > values["longest"]:
-        raise WorkloadError(f"lengths uniform: shortest={values['shortest']} is over longest={values['longest']}")
+        raise WorkloadError(
+            f"lengths uniform: shortest={values['shortest']} is over longest={values['longest']}; swap them"
+        )
     return Lengths(UNIFORM, values["shortest"], values["longest"])
 
 

@@ -109,7 +109,8 @@ def _damaged(path: str) -> MaskError:
 
 def _check(path: str, header: _Header, seq_len: int, batch: int | None) -> None:
     shape = header.shape
-    if header.dtype != np.bool_ or len(shape) not in (2, 3) or min(shape) < 1:
+    sizes = all(type(size) is int and size > 0 for size in shape)  # numpy takes True for a size
+    if header.dtype != np.bool_ or len(shape) not in (2, 3) or not sizes:
         raise MaskError(
             f"mask file {path!r} holds {quote(header.dtype, str)} of shape {quote(shape)}: "
             "it must hold a boolean array of shape (S, S) or (B, S, S)"

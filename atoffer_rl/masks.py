@@ -16,6 +16,8 @@ from atoffer_rl.quote import quote
 
 MAX_SEQ_LEN = 32768
 """A mask is a square of so many booleans a side while it is studied: a gigabyte."""
+LONGEST_OF_MANY = 4096
+"""Of longer masks only the last one is remembered."""
 
 Keep: TypeAlias = NDArray[np.bool_]
 Indices: TypeAlias = NDArray[np.int32]
@@ -54,7 +56,7 @@ class Mask:
 
     def keep(self, seq_len: int) -> Keep:
         """Which pairs are kept: (1 or batch, seq_len, seq_len), entry (b, query, key)."""
-        return _keep(self, seq_len)
+        return (_keep if seq_len <= LONGEST_OF_MANY else _keep_long)(self, seq_len)
 
     def batches(self, seq_len: int) -> int:
         """Squares it holds: 1, or one for each sequence of the batch."""
@@ -200,8 +202,7 @@ def _document_mask(rest: str, seq_len: int) -> Mask:
     return Mask("document", lengths=lengths)
 
 
-@lru_cache(maxsize=8)
-def _keep(mask: Mask, seq_len: int) -> Keep:
+def _made(mask: Mask, seq_len: int) -> Keep:
     if mask.name == "file":
         array, digest = read_mask_file(mask.path, seq_len)
         if digest != mask.digest:
@@ -216,3 +217,6 @@ def _keep(mask: Mask, seq_len: int) -> Keep:
         array = _FAMILIES[mask.name].square(seq_len, **values)[None]
     array.setflags(write=False)
     return array
+
+
+_keep, _keep_long = lru_cache(maxsize=8)(_made), lru_cache(maxsize=1)(_made)

@@ -9,7 +9,7 @@ from atoffer_rl.gather_plan import GatherPlan, gather_plan
 from atoffer_rl.mask_plan import Int32
 from atoffer_rl.mask_structure import BLOCK_SIZES
 from atoffer_rl.masks import Keep, Mask
-from atoffer_rl.row_order import FRAGMENT_ROWS, Order, by_first_column, has_wide, parts_of, splits
+from atoffer_rl.row_order import FRAGMENT_ROWS, Order, by_first_column, has_two_parts, has_wide, parts_of
 
 TILE_ROWS = (*BLOCK_SIZES, 256)
 """Rows of a tile, for plans that are compared."""
@@ -70,7 +70,7 @@ def plan_orders(mask: Mask, seq_len: int) -> tuple[Order, ...]:
     orders = [Order.NATURAL]
     if any(not np.array_equal(by_first_column(square), np.arange(seq_len)) for square in keep):
         orders.append(Order.FIRST_COLUMN)
-    if all(splits(square) for square in keep):
+    if all(has_two_parts(square) for square in keep):
         orders += [Order.SPLIT, Order.TWO_PASSES]
     if any(has_wide(square) for square in keep):
         orders.append(Order.WIDE_APART)

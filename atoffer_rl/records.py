@@ -9,7 +9,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from atoffer_rl.device import DeviceSpec
 from atoffer_rl.errors import FileError, MaskError, NotRecorded, SchemeError, StoreError, WorkloadError
 from atoffer_rl.json_text import parse_json
 from atoffer_rl.quote import quote
-from atoffer_rl.regular_file import read_regular
+from atoffer_rl.regular_file import bounded_lines, read_regular
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice, Scheme, count_partitions
 from atoffer_rl.signature import signature
@@ -31,8 +31,8 @@ RECORDS_FOLDER = Path(__file__).parent / "records"
 SUFFIX = ".jsonl.gz"
 FORMAT = "atoffer-table-1"
 REMEDY = "record it again, or move it away"
-MOST_BYTES = 2**28
-"""Of a table, unpacked: a small file may claim to be anything."""
+MOST_BYTES, MOST_LINE_BYTES = 2**28, 2**22
+"""Of a table, and of a line of it, unpacked: a small file may claim to be anything."""
 _OF_DAMAGE = (ValueError, TypeError, LookupError)
 _CHOICE = re.compile(r"\[(\d+),(\d+)\]:(\w+)(?:\((.*)\))?")
 
@@ -229,7 +229,7 @@ def _pack(trial: Trial, subject: int) -> list[Any]:
     return [*row, trial.reason, trial.detail] if trial.reason or trial.detail else row
 
 
-def _unpack(row: Any, subjects: list[str], header: TableHeader) -> Trial:
+def _unpack(row: Any, subjects: list[str], header: TableHeader, choice_of: Callable[[str], Choice]) -> Trial:
     subject, asked, execution, status, latency, samples, seconds, errors, source_hash, *rest = row
     reason, detail = rest or ("", {})
     max_error, error_budget = errors
@@ -237,8 +237,8 @@ def _unpack(row: Any, subjects: list[str], header: TableHeader) -> Trial:
     forward = isinstance(asked, list)
     trial = Trial(
         subject=subjects[_index(subject)],
-        choice=None if forward else _interned_choice(asked),
-        scheme=Scheme(tuple(_interned_choice(text) for text in asked), execution) if forward else None,
+        choice=None if forward else choice_of(asked),
+        scheme=Scheme(tuple(choice_of(text) for text in asked), execution) if forward else None,
         execution=execution,
         status=Status(status),
         reason=reason,
@@ -265,9 +265,6 @@ def _index(value: Any) -> int:
     return value
 
 
-_interned_choice = lru_cache(maxsize=None)(parse_choice)
-
-
 def load_table(path: Path) -> RecordedTable:
     """The table in `path`.
 
@@ -276,9 +273,11 @@ def load_table(path: Path) -> RecordedTable:
     """
     try:
         with io.TextIOWrapper(io.BytesIO(_unpacked(path)), encoding="utf-8") as file:
-            first = parse_json(next(file))
+            lines = bounded_lines(file, path, MOST_LINE_BYTES)
+            first = parse_json(next(lines))
             header, subjects = TableHeader.from_json(first), _subjects(first)
-            trials = tuple(_row(number, line, subjects, header) for number, line in enumerate(file, 2))
+            choice_of = lru_cache(maxsize=None)(parse_choice)  # a table names each of its choices many times
+            trials = tuple(_row(number, line, subjects, header, choice_of) for number, line in enumerate(lines, 2))
     except FileError as error:
         raise StoreError(f"cannot read table: {error}") from error
     except gzip.BadGzipFile as error:
@@ -304,9 +303,9 @@ def _unpacked(path: Path) -> bytes:
     return content
 
 
-def _row(number: int, line: str, subjects: list[str], header: TableHeader) -> Trial:
+def _row(number: int, line: str, subjects: list[str], header: TableHeader, choice_of: Callable[[str], Choice]) -> Trial:
     try:
-        return _unpack(parse_json(line), subjects, header)
+        return _unpack(parse_json(line), subjects, header, choice_of)
     except (*_OF_DAMAGE, SchemeError) as error:
         raise StoreError(f"line {number} is no row of a table") from error
     except StoreError as error:

@@ -2,9 +2,10 @@
 
 import os
 import stat
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from atoffer_rl.errors import FileError
 
@@ -22,6 +23,23 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
     """
     with open_regular(path, limit_bytes) as file:
         return file.read(limit_bytes)
+
+
+def bounded_lines(file: TextIO, path: str | Path, longest: int) -> Iterator[str]:
+    """The lines of a text: one that has no end would fill the memory.
+
+    Args:
+        file: Where they are read from.
+        path: What is told of it.
+        longest: Characters of a line at most.
+
+    Raises:
+        FileError: If a line has more.
+    """
+    while line := file.readline(longest + 1):
+        if len(line) > longest:
+            raise FileError(f"{path} has a line of over {longest} characters: choose another file")
+        yield line
 
 
 def open_regular(path: Path, limit_bytes: int | None = None) -> BinaryIO:

@@ -71,7 +71,7 @@ def far_and_near(keep: Keep) -> tuple[Keep, Keep]:
     return keep > near, near
 
 
-def splits(keep: Keep) -> bool:
+def has_two_parts(keep: Keep) -> bool:
     """Whether the mask has a near and a far part."""
     far, near = far_and_near(keep)
     return bool(far.any() and near.any())

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -47,6 +47,11 @@ class Choice:
     def __str__(self) -> str:
         values = ",".join(f"{name}={value}" for name, value in self.parameters)
         return f"{self.run}:{self.template}" + (f"({values})" if values else "")
+
+    @property
+    def values(self) -> str:
+        """Its parameters, for people."""
+        return " ".join(f"{name}={value}" for name, value in self.parameters)
 
     def to_json(self) -> dict[str, Any]:
         """The choice as plain JSON values."""
@@ -133,18 +138,6 @@ def _whole_number(value: Any) -> int:
     if type(value) is not int or abs(value) > LARGEST_PARAMETER:
         raise TypeError("not a whole number that a parameter may be")
     return value
-
-
-def partitions(legal: frozenset[Run], first: int = 0) -> Iterator[tuple[Run, ...]]:
-    """Every way to cut operators `first` to 14 into runs of `legal`."""
-    if first == OPERATOR_COUNT:
-        yield ()
-        return
-    for last in range(first, OPERATOR_COUNT):
-        run = Run(first, last)
-        if run in legal:
-            for rest in partitions(legal, last + 1):
-                yield (run, *rest)
 
 
 def finest_partition(legal: frozenset[Run]) -> tuple[Run, ...]:

@@ -13,14 +13,14 @@ from typing import Any, Self, TypeAlias
 
 from atoffer_rl.errors import FileError, StoreError
 from atoffer_rl.json_text import parse_json
-from atoffer_rl.regular_file import open_regular
+from atoffer_rl.regular_file import bounded_lines, open_regular
 from atoffer_rl.trial import PROTOCOL_VERSION, Answers, Machine, Request, Trial, request_key
 from atoffer_rl.whole_file import is_stream, os_reason, real_path, whole_file
 
 APPLICATION_ID = 0x41744F66  # "AtOf": marks the file as a trial store
 LOCK_SECONDS = 5.0
 SIDE_FILES = ("-wal", "-shm", "-journal")
-MOST_LINE_BYTES = 2**24
+MOST_LINE_BYTES = 2**22
 """Of a trial in an export."""
 LEAST_TRIAL_BYTES = 64
 """In the file; bounds how many trials a damaged one may claim."""
@@ -353,7 +353,7 @@ def read_jsonl(path: str | Path) -> Iterator[Trial]:
     """
     try:
         with io.TextIOWrapper(open_regular(Path(path), MOST_IMPORT_BYTES), encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(bounded_lines(file, path, MOST_LINE_BYTES), 1):
                 yield _checked(path, number, line)
     except FileError as error:
         raise StoreError(f"cannot read trials: {error}") from error
@@ -367,7 +367,8 @@ def _checked(path: str | Path, number: int, line: str) -> Trial:
     try:
         trial = parse_trial(line)
     except StoreError as error:
-        raise StoreError(f"{path}, line {number}: {error}; nothing was added: mend the line, or remove it") from error
+        remedy = "mend the line, or remove it" if number > 1 else "give a file that atoffer records export wrote"
+        raise StoreError(f"{path}, line {number}: {error}; nothing was added: {remedy}") from error
     if trial.protocol != PROTOCOL_VERSION:
         raise StoreError(
             f"{path}, line {number}: protocol {trial.protocol}, this version measures by protocol {PROTOCOL_VERSION}: "

@@ -7,7 +7,7 @@ Example: ncu --set full --launch-skip 2 --launch-count 1 python benchmarks/launc
 import argparse
 from pathlib import Path
 
-from atoffer_rl.bench.cells import ATTENTION, identity_of
+from atoffer_rl.bench.cells import ATTENTION, device_here, identity_of
 from atoffer_rl.bench.record_file import mha_rows
 from atoffer_rl.bench.script import run_script
 from atoffer_rl.errors import LogError
@@ -45,6 +45,7 @@ def main() -> int:
     options = parser.parse_args()
     workload = Workload(batch=options.batch, seq_len=options.seq_len, mask=options.mask)
     choice = winner(options.record, workload)
+    device_here()  # or an error that says what is missing
     import torch
 
     from atoffer_rl.kernels.inputs import Inputs, draw_inputs

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from atoffer_rl.atoffer_code import AtofferProgram
+from atoffer_rl.atoffer_code import CODE_COUNT, AtofferProgram
 from atoffer_rl.bench.record import record_of, write_record
 from atoffer_rl.bench.script import run_script
 from atoffer_rl.kernels.legal_space import LegalSpace
@@ -17,8 +17,6 @@ from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.kernels.measurers.open import open_cuda
 from atoffer_rl.trial import ForwardRequest, Trial
 from atoffer_rl.workload import Workload
-
-CODES = 2**16
 
 
 def describe(name: str, trials: list[Trial]) -> dict[str, object]:
@@ -49,7 +47,7 @@ def main() -> int:
         print(line)
         space = LegalSpace(workload, measurer.device)
         schemes = [space.draw(source) for _ in range(options.schemes)]
-        codes = source.sample(range(CODES), options.codes)
+        codes = source.sample(range(CODE_COUNT), options.codes)
         lowered = [lower(AtofferProgram.from_code(code), workload, measurer.device) for code in codes]
         try:
             groups = {

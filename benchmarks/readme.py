@@ -295,14 +295,14 @@ def age_of(record: dict[str, Any]) -> str:
 
     Its shortest and its longest cell are compared.
     """
-    from atoffer_rl.bench.cells import IDENTITY, source_hash
+    from atoffer_rl.bench.cells import IDENTITY, choices_hash
     from atoffer_rl.device import DEFAULT_DEVICE, KNOWN_DEVICES
     from atoffer_rl.workload import Workload
 
     device = {device.name: device for device in KNOWN_DEVICES}.get(record["device"], DEFAULT_DEVICE)
     by_length = sorted(record["rows"], key=lambda row: row["seq_len"])
     current = all(
-        row["ours_source"] == source_hash(Workload(**{name: row[name] for name in IDENTITY}), device)
+        row["ours_source"] == choices_hash(Workload(**{name: row[name] for name in IDENTITY}), device)
         for row in (by_length[0], by_length[-1])
     )
     return "" if current else EARLIER

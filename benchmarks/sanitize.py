@@ -7,6 +7,7 @@ import argparse
 import random
 from collections.abc import Container, Iterator
 
+from atoffer_rl.bench.cells import device_here
 from atoffer_rl.bench.script import run_script
 from atoffer_rl.kernels.launch import load_choice
 from atoffer_rl.kernels.legal_space import LegalSpace
@@ -63,6 +64,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    device_here()  # or an error that says what is missing
     import cupy
 
     cupy.cuda.set_allocator(None)  # one allocation a tensor: an access beside it is an access to nothing

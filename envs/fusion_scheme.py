@@ -21,7 +21,7 @@ from atoffer_rl.envs.observation import (
     OPTION_SIZE,
     Vector,
 )
-from atoffer_rl.envs.progress import KNOWLEDGE, Progress
+from atoffer_rl.envs.progress import KNOWLEDGE, LedgerView
 from atoffer_rl.errors import WorkloadError
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.measurers.protocol import Measurer
@@ -220,7 +220,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
             raise WorkloadError(f"ledgers must be a list of ledgers, not {quote(ledgers)}")
         given = [_checked_ledger(item) for item in ([ledger] if ledger is not None else []) + list(ledgers)]
         self._ledgers = {item.workload: item for item in given}
-        self._views: dict[Workload, Progress] = {}
+        self._views: dict[Workload, LedgerView] = {}
         if workload is not None:
             self._open(_checked_workload(workload))
         if not self._ledgers:
@@ -329,7 +329,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
     def _use(self, ledger: Ledger) -> None:
         view = self._views.get(ledger.workload)
         if view is None or view.ledger is not ledger:
-            view = self._views[ledger.workload] = Progress(ledger)
+            view = self._views[ledger.workload] = LedgerView(ledger)
         self._view = view
 
     def _clear(self) -> None:

@@ -39,7 +39,7 @@ UNKNOWN_GAIN, UNKNOWN_GAP = -1.0, 1.0
 TINY = 1e-30
 
 
-class Progress:
+class LedgerView:
     """A view of a ledger that follows its trials, whoever measures them.
 
     Args:

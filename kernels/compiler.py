@@ -48,7 +48,7 @@ def include_folders() -> tuple[str, ...]:
     return (str(TEMPLATE_FOLDER), *(str(folder) for folder in dict.fromkeys(cuda)))
 
 
-def source_hash(program: KernelProgram) -> str:
+def code_hash(program: KernelProgram) -> str:
     """A hash of all text that decides the machine code: the source and its headers, without comments and layout."""
     digest = hashlib.sha256(code_of(program.source).encode())
     for header in sorted(program.headers):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from atoffer_rl.errors import FileError
-from atoffer_rl.kernels.compiler import OPTIONS, compile_kernel, compiler_version, is_cubin, source_hash
+from atoffer_rl.kernels.compiler import OPTIONS, code_hash, compile_kernel, compiler_version, is_cubin
 from atoffer_rl.kernels.program import KernelProgram, Program
 from atoffer_rl.regular_file import read_regular
 from atoffer_rl.whole_file import replacing
@@ -49,7 +49,7 @@ def program_hash(program: Program) -> str:
     """A hash of all that `program` executes: a kernel's text, launch and plan, or a library call's descriptor."""
     if not isinstance(program, KernelProgram):
         return hashlib.sha256(repr(program).encode()).hexdigest()[:16]
-    digest = hashlib.sha256(repr((source_hash(program), replace(program, source="", headers=()))).encode())
+    digest = hashlib.sha256(repr((code_hash(program), replace(program, source="", headers=()))).encode())
     for name, array in program.plan().items():
         digest.update(repr((name, array.dtype.str, array.shape)).encode())
         digest.update(np.ascontiguousarray(array).data)
@@ -68,7 +68,7 @@ class CubinCache:
 
     def path(self, program: KernelProgram, arch: str) -> Path:
         """Where the cubin of `program` for `arch` is kept."""
-        parts = (source_hash(program), program.entry, arch, OPTIONS, compiler_version())
+        parts = (code_hash(program), program.entry, arch, OPTIONS, compiler_version())
         return self.folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.cubin"
 
     def get(self, program: KernelProgram, arch: str) -> bytes | None:

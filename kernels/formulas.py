@@ -23,14 +23,14 @@ Formula: TypeAlias = Callable[..., Tensor]
 
 
 @lru_cache(maxsize=4)
-def kept_pairs(mask: Mask, seq_len: int, device: torch.device) -> Tensor:
+def mask_tensor(mask: Mask, seq_len: int, device: torch.device) -> Tensor:
     """The mask as a boolean tensor (1 or batch, 1, seq_len, seq_len) on `device`."""
     return torch.tensor(mask.keep(seq_len), device=device)[:, None]
 
 
 def apply_mask(workload: Workload, entries: slice, scores: Tensor, lengths: Tensor | None = None) -> Tensor:
     """`scores` with -inf where the mask keeps nothing, and in rows and columns beyond `lengths` (entries,)."""
-    keep = kept_pairs(workload.mask_spec, workload.seq_len, scores.device)
+    keep = mask_tensor(workload.mask_spec, workload.seq_len, scores.device)
     keep = keep[entries] if len(keep) > 1 else keep
     if lengths is not None:
         valid = valid_rows(workload, lengths)[:, None]

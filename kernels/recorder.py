@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from statistics import median
 from typing import TypeAlias
 
@@ -31,7 +32,7 @@ DOUBTFUL = 1.3
 FORWARD_REPLAYS = 20
 FINALIST_ROUNDS = 5
 Tell: TypeAlias = Callable[[str], None]
-Progress: TypeAlias = Callable[[str, int, int], None]
+OnProgress: TypeAlias = Callable[[str, int, int], None]
 
 
 class Recorder:
@@ -49,7 +50,7 @@ class Recorder:
     """
 
     def __init__(
-        self, measurer: CudaMeasurer, workloads: tuple[Workload, ...], deadline: float, tell: Tell, progress: Progress
+        self, measurer: CudaMeasurer, workloads: tuple[Workload, ...], deadline: float, tell: Tell, progress: OnProgress
     ) -> None:
         self._measurer = measurer
         self._workloads = workloads
@@ -75,13 +76,14 @@ class Recorder:
         self._changes = measurer.watch.changes
 
     def measure(self, forwards: int) -> bool:
-        """Every phase in turn, with that many forwards of each workload; says whether all was measured."""
+        """Every phase in turn, with that many forwards of each workload; says whether all was measured, and lasts."""
         try:
             return (
                 self._measure_segments()
                 and self._measure_best()
                 and self._measure_forwards(forwards)
                 and self._measure_finalists(forwards)
+                and not self._owes(forwards)
             )
         finally:
             self._close()
@@ -141,6 +143,12 @@ class Recorder:
         trial = self._trials.get(request_key(request))
         return trial is None or trial.transient or trial.detail.get(ANCHORS_DISAGREED, MOST_TAKES) < MOST_TAKES
 
+    def _owes(self, forwards: int) -> bool:
+        """Whether a call after this one would measure something again."""
+        groups = self._forward_requests(forwards)
+        requests: list[Request] = [*self._segment_requests(), *chain.from_iterable(groups)]
+        return any(self._lacks(request) for request in requests)
+
     @property
     def _done(self) -> int:
         """What is done of the phase, before this call and in it; what is taken again counts once."""
@@ -181,7 +189,7 @@ class Recorder:
         return self._measure("segments", missing, len(requests) - len(missing), replays=MIN_REPLAYS)
 
     def _measure_best(self) -> bool:
-        """The best few choices of each run, and doubtful ones, with more samples, until the best ones all have them."""
+        """The best few choices of each run, and doubtful ones, with more samples: a round may make others best."""
         for turn in range(BEST_ROUNDS):
             asked = dict.fromkeys((*self._best_requests(), *self._doubtful_requests()))
             requests = [request for request in asked if not self._has_many_samples(request)]

@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 
 from atoffer_rl.errors import StoreError
 from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
-from atoffer_rl.kernels.recorder import Progress, Recorder, Tell
+from atoffer_rl.kernels.recorder import OnProgress, Recorder, Tell
 from atoffer_rl.quote import quote
 from atoffer_rl.records import RECORDS_FOLDER, SUFFIX, RecordedTable, save_table
 from atoffer_rl.workload import Workload
@@ -24,7 +24,7 @@ class Recording:
     Attributes:
         table: The table as far as it goes; None while no workload's segments are complete.
         path: Its file, if it was written.
-        complete: Whether everything that was asked for is in it.
+        complete: Whether everything that was asked for is in it, and nothing is to be measured again.
         measured: Trials taken by this call, also for tables that it gave up because the machine changed.
     """
 
@@ -43,7 +43,7 @@ def record_table(
     seconds: float | None = None,
     folder: Path = RECORDS_FOLDER,
     tell: Tell = lambda line: None,
-    progress: Progress = lambda phase, done, total: None,
+    progress: OnProgress = lambda phase, done, total: None,
 ) -> Recording:
     """Measure the complete table of `workloads`, or go on with it, and write `folder`/`name`.jsonl.gz.
 

@@ -10,7 +10,7 @@ TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATE_FOLDER),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -18,6 +18,13 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    environment.filters["flag"] = _flag
+    return environment
+
+
+def _flag(value: object) -> str:
+    """`value` as a literal of device code."""
+    return "true" if value else "false"
 
 
 def render(file_name: str, **constants: object) -> str:

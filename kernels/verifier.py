@@ -136,6 +136,13 @@ def idle_factor(workload: Workload, run: Run) -> int:
     return round(workload.seq_len / mixing) if mixing else 1
 
 
+def draws_of(workload: Workload, run: Run) -> int:
+    """On how many draws of the inputs of `run` eager's error is measured."""
+    stored = layer_tensors(workload)
+    elements = min(stored[name].size for name in run_results(run)) // idle_factor(workload, run)
+    return min(MOST_DRAWS, -(-ENOUGH_ELEMENTS // max(1, elements)))
+
+
 class Case:
     """Inputs of one kind, and what a run must make of them.
 
@@ -156,14 +163,9 @@ class Case:
         self._apart = unpacked_workload(workload)
         self._inputs = unpacked_tensors(workload, run, self._drawn)
         self._references = list(self._computed(self._inputs)) if keeps else None
-        self._eager_errors = [self._eager_error(kind, seed + draw * SEED_STRIDE) for draw in range(1, self._draws)]
-
-    @property
-    def _draws(self) -> int:
-        """On how many draws of the inputs eager's error is measured."""
-        stored = layer_tensors(self._workload)
-        elements = min(stored[name].size for name in run_results(self._run)) // idle_factor(self._workload, self._run)
-        return min(MOST_DRAWS, -(-ENOUGH_ELEMENTS // max(1, elements)))
+        self._eager_errors = [
+            self._eager_error(kind, seed + draw * SEED_STRIDE) for draw in range(1, draws_of(workload, run))
+        ]
 
     def ask(self, launchable: Launchable) -> Tensor:
         """`differences` of each result in turn, then whether fences or inputs were written; waits for no GPU."""

@@ -72,6 +72,11 @@ class Comparison:
             return f"is off by {self.max_error:.3g}, more than the budget of {self.budget(epsilon):.3g}"
         return ""
 
+    def verdict(self, epsilon: float) -> Verdict:
+        """What this comes to for a format whose epsilon is `epsilon`."""
+        fault = self.fault(epsilon)
+        return Verdict(not fault, fault, self.max_error, self.budget(epsilon))
+
 
 def compare(out: Tensor, reference: Tensor, eager: Tensor, epsilon: float) -> Verdict:
     """Judge one tensor.
@@ -82,9 +87,7 @@ def compare(out: Tensor, reference: Tensor, eager: Tensor, epsilon: float) -> Ve
         eager: What eager low precision computes.
         epsilon: Distance from 1 to the next number of the workload's format.
     """
-    comparison = Comparison(*differences(out, reference, eager).tolist())
-    fault = comparison.fault(epsilon)
-    return Verdict(not fault, fault, comparison.max_error, comparison.budget(epsilon))
+    return Comparison(*differences(out, reference, eager).tolist()).verdict(epsilon)
 
 
 def differences(out: Tensor, reference: Tensor, eager: Tensor) -> Tensor:

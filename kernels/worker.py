@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SPIN_SECONDS = 0.1
 WARM_SECONDS = 1.0
 IDLE_SECONDS = 0.2
-CONTEXT_BYTES = 2 * 2**30
+OTHERS_BYTES = 2 * 2**30
 """More than a process's own context and libraries take of the GPU's memory."""
 CONTEXTS, VERIFIERS = 4, 2
 """Of the last runs so many are ready to be timed, and to be verified: compilers finish a little out of order."""
@@ -145,7 +145,7 @@ class GpuWorker:
 
         free, total = self._cupy.cuda.runtime.memGetInfo()
         own = self._cupy.get_default_memory_pool().total_bytes() + torch.cuda.memory_reserved()
-        return bool(total - free - own > CONTEXT_BYTES)
+        return bool(total - free - own > OTHERS_BYTES)
 
     def _context_broken(self) -> bool:
         """Whether the last error is sticky: it comes again from a call that cannot fail otherwise."""

@@ -47,12 +47,12 @@ class Cell:
     Attributes:
         workload: Shapes, dtype and mask.
         fastest: The fastest few of ours, in that order.
-        source_hash: Of all that ours could have been, so that a row is known to be of today's kernels.
+        choices_hash: Of all that ours could have been, so that a row is known to be of today's kernels.
     """
 
     workload: Workload
     fastest: tuple[Choice, ...]
-    source_hash: str
+    choices_hash: str
 
     @property
     def allowed_bytes(self) -> int:
@@ -87,7 +87,7 @@ def allowed_bytes(workload: Workload) -> int:
     return min(MOST_BYTES, WORKSPACE_BYTES + projections + scores)
 
 
-def source_hash(workload: Workload, device: DeviceSpec) -> str:
+def choices_hash(workload: Workload, device: DeviceSpec) -> str:
     """A hash of every program that ours could be for `workload`."""
     return programs_hash(workload, LegalSpace(workload, device).choices(ATTENTION))
 
@@ -123,7 +123,7 @@ def find_cells(workloads: Sequence[Workload], measurer: Measurer) -> tuple[list[
         latencies_us = latencies(answers)
         if latencies_us:
             ranked = sorted(latencies_us, key=latencies_us.__getitem__)
-            cells.append(Cell(workload, tuple(ranked[:TIMED_CHOICES]), source_hash(workload, measurer.device)))
+            cells.append(Cell(workload, tuple(ranked[:TIMED_CHOICES]), choices_hash(workload, measurer.device)))
         else:
             reasons = dict.fromkeys(f"{trial.status.value}: {trial.reason}" for trial in answers.values())
             failures[workload] = f"no attention kernel is right here ({'; '.join(reasons)})"

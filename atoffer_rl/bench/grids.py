@@ -23,7 +23,7 @@ BEYOND_ATTENTION = ("ffn_dim", "layers", "activation", "epsilon")
 
 
 @dataclass(frozen=True)
-class Grid:
+class CellGrid:
     """Every combination of batches, lengths, masks and head shapes.
 
     Attributes:
@@ -59,12 +59,12 @@ class Grid:
 
 
 GRIDS = {
-    "paper": Grid((1, 8, 16), PAPER_LENGTHS, PAPER_MASKS),
-    "long": Grid((1, 16), (2048, 4096), PAPER_MASKS),
-    "masks": Grid((1, 16), (128, 512, 1024, 4096), NAMED_MASKS),
-    "fp32": Grid((8, 16), (64, 256, 512, 1024), PAPER_MASKS, dtype="float32"),
-    "heads": Grid((8,), PAPER_LENGTHS, PAPER_MASKS, shapes=((128, 16), (32, 12))),
-    "small": Grid((1, 16), (128, 256), PAPER_MASKS),
+    "paper": CellGrid((1, 8, 16), PAPER_LENGTHS, PAPER_MASKS),
+    "long": CellGrid((1, 16), (2048, 4096), PAPER_MASKS),
+    "masks": CellGrid((1, 16), (128, 512, 1024, 4096), NAMED_MASKS),
+    "fp32": CellGrid((8, 16), (64, 256, 512, 1024), PAPER_MASKS, dtype="float32"),
+    "heads": CellGrid((8,), PAPER_LENGTHS, PAPER_MASKS, shapes=((128, 16), (32, 12))),
+    "small": CellGrid((1, 16), (128, 256), PAPER_MASKS),
 }
 
 

@@ -21,15 +21,9 @@ from atoffer_rl.kernels.inputs import Inputs, draw_inputs
 from atoffer_rl.kernels.launch import Launchable, load_choice
 from atoffer_rl.kernels.machine import current_device
 from atoffer_rl.kernels.reference import Precision, batch_chunks, run_reference
-from atoffer_rl.kernels.verify import (
-    ENOUGH_ELEMENTS,
-    MOST_DRAWS,
-    SEED_STRIDE,
-    Comparison,
-    Verdict,
-    differences,
-)
-from atoffer_rl.roofline import memory_us
+from atoffer_rl.kernels.verifier import draws_of
+from atoffer_rl.kernels.verify import SEED_STRIDE, Comparison, Verdict, differences
+from atoffer_rl.roofline import memory_us, run_bytes
 from atoffer_rl.tensors import layer_tensors
 from atoffer_rl.workload import Workload
 
@@ -82,9 +76,8 @@ class CellBench:
     def _eager_error_elsewhere(self, kind: Inputs) -> float:
         """Over few elements eager's largest error is a matter of luck: what it is on more draws."""
         workload = self._cell.workload
-        draws = min(MOST_DRAWS, -(-ENOUGH_ELEMENTS // layer_tensors(workload)[RESULT].size))
         worst = 0.0
-        for draw in range(1, draws):
+        for draw in range(1, draws_of(workload, ATTENTION)):
             inputs = draw_inputs(workload, ATTENTION, kind, SEED + draw * SEED_STRIDE, "cuda")
             eager = run_reference(workload, ATTENTION, inputs, Precision.EAGER)[RESULT]
             (verdict,) = judge(workload, inputs, [eager], batch_chunks(workload))
@@ -95,8 +88,8 @@ class CellBench:
         """The cell's row."""
         standing = self._contest.time(replays)
         name = standing.options[OURS]
-        ours = {"ours_choice": name, "ours_source": self._cell.source_hash}
-        shared = row_of(standing, self._verdicts[name], floor_us(self._cell.workload))
+        ours = {"ours_choice": name, "ours_source": self._cell.choices_hash}
+        shared = row_of(standing, self._verdicts[name], attention_floor_us(self._cell.workload))
         peaked = {"peaked_error": self._peaked[name].max_error, "peaked_budget": self._peaked[name].error_budget}
         memory = {"allowed_gb": round(self._cell.allowed_bytes / 1e9, 1)}
         return identity_of(self._cell.workload) | ours | shared | peaked | memory
@@ -130,16 +123,12 @@ def judge(
 def _verdict(workload: Workload, apart: torch.Tensor, eager_error: float) -> Verdict:
     comparison = Comparison(*apart.tolist())
     comparison = replace(comparison, eager_error=max(comparison.eager_error, eager_error))
-    epsilon = workload.element.epsilon
-    fault = comparison.fault(epsilon)
-    return Verdict(not fault, fault, comparison.max_error, comparison.budget(epsilon))
+    return comparison.verdict(workload.element.epsilon)
 
 
-def floor_us(workload: Workload) -> float:
+def attention_floor_us(workload: Workload) -> float:
     """QKV read once and the output written once; at least `SMALLEST_FLOOR_US`, about what a small kernel takes."""
-    tensors = layer_tensors(workload)
-    moved = tensors["qkv"].size_bytes + tensors[RESULT].size_bytes
-    return max(SMALLEST_FLOOR_US, memory_us(moved, current_device()))
+    return max(SMALLEST_FLOOR_US, memory_us(run_bytes(workload, ATTENTION), current_device()))
 
 
 def _peaked_chunks(workload: Workload) -> list[slice]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from atoffer_rl.bench.cells import Cell, device_here, find_cells, identity_of, name_of, source_hash
+from atoffer_rl.bench.cells import Cell, choices_hash, device_here, find_cells, identity_of, name_of
 from atoffer_rl.bench.record import machine_here
 from atoffer_rl.bench.record_file import RecordFile, key_of
 from atoffer_rl.bench.waves import free_bytes_here, run_wave, waves_of
@@ -35,7 +35,7 @@ class MhaRun:
 
         def is_current(row: dict[str, Any]) -> bool:
             workload = self._workloads.get(key_of(row))
-            return workload is None or row.get("ours_source") == source_hash(workload, device)
+            return workload is None or row.get("ours_source") == choices_hash(workload, device)
 
         places = {key: place for place, key in enumerate(self._workloads)}
 

@@ -15,6 +15,7 @@ from atoffer_rl.bench.flex_rows import rows_start_kept, tiles_start_kept
 from atoffer_rl.bench.mask_mods import mask_mod
 from atoffer_rl.dtype import DType
 from atoffer_rl.errors import AtofferError
+from atoffer_rl.kernels.formulas import mask_tensor
 from atoffer_rl.workload import Workload
 
 Weights: TypeAlias = Mapping[str, Tensor]
@@ -97,13 +98,8 @@ def encoder_peers(workload: Workload, device: torch.device) -> list[Peer]:
     return peers
 
 
-def _kept(workload: Workload, device: torch.device) -> Tensor:
-    """The mask, (1 or batch, 1, seq_len, seq_len)."""
-    return torch.tensor(workload.mask_spec.keep(workload.seq_len), device=device)[:, None]
-
-
 def _naive(workload: Workload, device: torch.device) -> Attention:
-    dropped, scale = ~_kept(workload, device), 1 / sqrt(workload.head_dim)
+    dropped, scale = ~mask_tensor(workload.mask_spec, workload.seq_len, device), 1 / sqrt(workload.head_dim)
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = (q @ k.transpose(-1, -2)) * scale
@@ -134,7 +130,9 @@ def _mask_arguments(workload: Workload, device: torch.device, is_causal: bool) -
         return {}
     if is_causal:
         return {"is_causal": True}
-    added = torch.zeros((), device=device).masked_fill(~_kept(workload, device), float("-inf"))
+    added = torch.zeros((), device=device).masked_fill(
+        ~mask_tensor(workload.mask_spec, workload.seq_len, device), float("-inf")
+    )
     return {"attn_mask": added.to(getattr(torch, workload.dtype))}
 
 
@@ -249,7 +247,7 @@ def _flashinfer(workload: Workload, device: torch.device) -> Attention:
     starts = torch.arange(0, w.rows + 1, w.seq_len, dtype=torch.int32, device=device)
     kept = None
     if not causal and w.mask != "dense":
-        kept = _kept(w, device)[:, 0].expand(w.batch, w.seq_len, w.seq_len).reshape(-1)
+        kept = mask_tensor(w.mask_spec, w.seq_len, device)[:, 0].expand(w.batch, w.seq_len, w.seq_len).reshape(-1)
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(torch.empty(2**27, dtype=torch.uint8, device=device))
     dtype = getattr(torch, w.dtype)
     wrapper.plan(starts, starts, w.heads, w.heads, w.head_dim, custom_mask=kept, causal=causal, q_data_type=dtype)

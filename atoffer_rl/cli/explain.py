@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from atoffer_rl.atoffer_code import AtofferProgram
-from atoffer_rl.cli.measured import Measured, measured_of
+from atoffer_rl.cli.measured import KnownTrials, measured_of
 from atoffer_rl.cli.options import JsonOption, StoreOption, workload_options
 from atoffer_rl.cli.output import print_json, print_line, print_table
 from atoffer_rl.cli.scheme_source import failure, read_scheme
@@ -89,7 +89,7 @@ def command(
 
 
 def _chosen(
-    workload: Workload, path: Path | None, code: int | None, measured: Measured | None, device: DeviceSpec
+    workload: Workload, path: Path | None, code: int | None, measured: KnownTrials | None, device: DeviceSpec
 ) -> tuple[Scheme, str]:
     from atoffer_rl.kernels.legal_space import LegalSpace
 
@@ -114,7 +114,7 @@ def _chosen(
     return chosen, origin
 
 
-def _rows(workload: Workload, scheme: Scheme, measured: Measured | None, device: DeviceSpec) -> list[Row]:
+def _rows(workload: Workload, scheme: Scheme, measured: KnownTrials | None, device: DeviceSpec) -> list[Row]:
     trials = measured.trials if measured is not None else {}
     known_us = latencies(trials)
     return [_row(workload, choice, device, trials.get(choice), known_us) for choice in scheme.choices]
@@ -161,8 +161,7 @@ def _standing(choice: Choice, measured: Mapping[Choice, float]) -> str:
         rivals = [(us, other) for us, other in others if (other.template == choice.template) is same]
         if rivals:
             us, rival = min(rivals, key=lambda pair: pair[0])
-            values = [f"{key}={value}" for key, value in rival.parameters]
-            named = " ".join(values if same else [rival.template, *values])
+            named = rival.values if same else f"{rival.template} {rival.values}"
             parts.append(f"{name} takes {us / latency_us:.2f} of its time: {named}")
     return "; ".join(parts)
 
@@ -192,7 +191,7 @@ def _print_json(workload: Workload, scheme: Scheme, origin: str, device: DeviceS
 
 
 def _print_text(
-    workload: Workload, origin: str, measured: Measured | None, device: DeviceSpec, rows: list[Row]
+    workload: Workload, origin: str, measured: KnownTrials | None, device: DeviceSpec, rows: list[Row]
 ) -> None:
     print_line(f"{origin}, for {describe(workload)}, on {device.name}")
     if measured is not None:

@@ -8,7 +8,7 @@ from atoffer_rl.json_text import parse_json
 from atoffer_rl.regular_file import read_regular
 from atoffer_rl.whole_file import os_reason
 
-MOST_BYTES = 2**26
+MOST_BYTES = 2**22
 
 
 def read_json(path: Path, kind: type[AtofferError], what: str) -> Any:

@@ -15,7 +15,7 @@ from atoffer_rl.workload import Workload
 
 
 @dataclass(frozen=True)
-class Measured:
+class KnownTrials:
     """Trials of a workload's choices.
 
     Attributes:
@@ -29,36 +29,34 @@ class Measured:
     trials: dict[Choice, Trial]
 
 
-def measured_of(workload: Workload, store: Path | None) -> Measured | None:
+def measured_of(workload: Workload, store: Path | None) -> KnownTrials | None:
     """What is known of `workload`, None if nothing: by `store` if it is given, else by its table or the usual store.
 
     Raises:
-        StoreError: If a store cannot be read, or a table is damaged.
+        StoreError: If a store is not there or cannot be read, or a table is damaged.
     """
     if store is not None:
         return of_store(workload, store)
     table = recorded_table(workload)
     if table is not None:
-        return Measured(f"the recorded table {table.header.table}", table.device, table.segments(workload))
+        return KnownTrials(f"the recorded table {table.header.table}", table.device, table.segments(workload))
     from atoffer_rl.kernels.measurers.open import default_store
 
-    return of_store(workload, default_store())
+    return of_store(workload, path) if (path := default_store()).exists() else None
 
 
-def of_store(workload: Workload, path: Path) -> Measured | None:
+def of_store(workload: Workload, path: Path) -> KnownTrials | None:
     """What the store says of the card that measured `workload` last.
 
     Raises:
-        StoreError: If the store cannot be read.
+        StoreError: If the store is not there or cannot be read.
     """
-    if not path.exists():
-        return None
 
     @cache
     def subject(run: Run) -> str:
         return signature(workload, run)
 
-    with Store(path) as store:
+    with Store(path, read_only=True) as store:
         trials = [
             trial for trial in store.trials() if trial.choice is not None and trial.subject == subject(trial.choice.run)
         ]
@@ -67,7 +65,7 @@ def of_store(workload: Workload, path: Path) -> Measured | None:
     machine = max(trials, key=lambda trial: trial.taken).machine
     device = _device_of(machine)
     found = _current(workload, device, [trial for trial in trials if trial.machine == machine])
-    return Measured(f"the trials of {path}", device, found) if found else None
+    return KnownTrials(f"the trials of {path}", device, found) if found else None
 
 
 def _current(workload: Workload, device: DeviceSpec, trials: list[Trial]) -> dict[Choice, Trial]:

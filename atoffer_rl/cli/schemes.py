@@ -58,7 +58,9 @@ def command(
 def _print_why(space: "LegalSpace", ends: tuple[int, int], json: bool) -> None:
     first, last = ends
     if not 0 <= first <= last < OPERATOR_COUNT:
-        raise SchemeError(f"a run goes from one operator to a later one, both from 0 to {OPERATOR_COUNT - 1}")
+        raise SchemeError(
+            f"a run goes from an operator to itself or a later one: give two from 0 to {OPERATOR_COUNT - 1}"
+        )
     run = Run(first, last)
     sentence = space.why(run)
     if json:
@@ -100,7 +102,7 @@ def _print_choices(scheme: Scheme) -> None:
                 choice.run,
                 " ".join(_names(choice.run)),
                 choice.template,
-                " ".join(f"{name}={value}" for name, value in choice.parameters),
+                choice.values,
             )
             for choice in scheme.choices
         ],

@@ -72,7 +72,7 @@ def print_scheme(scheme: Scheme, ledger: "Ledger") -> None:
     print_table(
         ["run", "template", "parameters", "us"],
         [
-            (choice.run, choice.template, _values(choice.parameters), f"{ledger.trials[choice].latency_us:.2f}")
+            (choice.run, choice.template, choice.values, f"{ledger.trials[choice].latency_us:.2f}")
             for choice in scheme.choices
         ],
     )
@@ -117,12 +117,9 @@ def _forfeited(session: "Session") -> str:
     units = session.ledger.units
     if units is None or session.units is None or units >= session.units:
         return ""
-    return f", {session.units - units} units forfeited: the policy built schemes of known choices alone"
+    left = session.units - units
+    return f", {left} units forfeited: the policy built schemes of known choices alone, another --seed may not"
 
 
 def _regret(regret: float | None) -> str:
     return "" if regret is None else f", {regret:.1%} above the best there is"
-
-
-def _values(parameters: tuple[tuple[str, int], ...]) -> str:
-    return " ".join(f"{name}={value}" for name, value in parameters)

@@ -28,6 +28,7 @@ from atoffer_rl.cli.options import (
 )
 from atoffer_rl.cli.output import print_line
 from atoffer_rl.cli.policy_source import RANDOM, read_policy
+from atoffer_rl.cli.search_report import program
 from atoffer_rl.errors import PolicyError, StoreError
 from atoffer_rl.workload import Workload
 
@@ -130,7 +131,10 @@ def command(
         session = _session(workload, opened, start, (budget, seconds), standalone, seed, log)
         with job.watched(session, progress, json):
             result = job.searched(PPOSearch(hyperparameters, start), "ppo", session)
-        return job.finish(result, session, export, json)
+        status = job.finish(result, session, export, json)
+        if not (result.finished or json) and (checkpoint := _checkpoint(log)) is not None:
+            print_line(f"go on with {program('atoffer')} train --resume {shlex.quote(str(checkpoint))}")
+        return status
 
 
 def _run_log(resume: Path | None, parent: Path, name: str) -> "RunLog":
@@ -145,14 +149,21 @@ def _run_log(resume: Path | None, parent: Path, name: str) -> "RunLog":
 @contextmanager
 def _told_to_resume(log: "RunLog") -> Iterator[None]:
     """Say how the run goes on where its trials cannot be kept any more."""
-    from atoffer_rl.agents.ppo import CHECKPOINT_FILE
-
     try:
         yield
     except StoreError as error:
-        if log.folder is None or not (checkpoint := log.folder / CHECKPOINT_FILE).is_file():
+        if (checkpoint := _checkpoint(log)) is None:
             raise
         raise StoreError(f"{error}; then go on with atoffer train --resume {shlex.quote(str(checkpoint))}") from error
+
+
+def _checkpoint(log: "RunLog") -> Path | None:
+    """The run's checkpoint, if it has one yet."""
+    from atoffer_rl.agents.ppo import CHECKPOINT_FILE
+
+    if log.folder is None or not (path := log.folder / CHECKPOINT_FILE).is_file():
+        return None
+    return path
 
 
 def _start(policy: str, resume: Path | None) -> "Checkpoint | None":

@@ -9,6 +9,7 @@ from atoffer_rl.errors import ExportError
 from atoffer_rl.kernels.compiler import ARCH_HINT
 from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.kernels.templates.limits import SHARED_BYTES_RESERVED
+from atoffer_rl.quote import quote
 from atoffer_rl.scheme import Choice
 from atoffer_rl.workload import Workload
 
@@ -29,7 +30,7 @@ def check_arch(arch: str) -> None:
         ExportError: If it is none.
     """
     if not ARCH_NAME.fullmatch(arch):
-        raise ExportError(f"{arch!r} is no arch: {ARCH_HINT}")
+        raise ExportError(f"{quote(arch)} is no arch: {ARCH_HINT}")
     if arch.endswith("f"):
         raise ExportError(f"an export finds no cubin of a family such as {arch}: name a chip's own arch")
 
@@ -51,7 +52,7 @@ def check_runs_on(workload: Workload, choices: Iterable[Choice], arch: str, tune
         template = template_named(choice.template)
         why = template.why_not(workload, choice.run, device)
         if why := why or template.impossible(workload, choice.run, dict(choice.parameters), device):
-            raise ExportError(f"{choice} does not run on {arch}: {why}")
+            raise ExportError(f"{choice} does not run on {arch} ({why}): choose another --arch, or another scheme")
 
 
 def _device(arch: str, tuned_for: DeviceSpec) -> DeviceSpec:

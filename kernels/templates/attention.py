@@ -35,12 +35,7 @@ def shape_arguments(workload: Workload, run: Run) -> dict[str, object]:
         "heads": workload.heads,
         "head_dim": workload.head_dim,
         "mask_batches": workload.mask_spec.batches(workload.seq_len),
-        "add_bias": flag(QKV_BIAS_OPERATOR in run),
-        "merged": flag(MERGE_OPERATOR in run),
+        "add_bias": QKV_BIAS_OPERATOR in run,
+        "merged": MERGE_OPERATOR in run,
         "scale_log2": repr(float(np.float32(log2(e) / sqrt(workload.head_dim)))),
     }
-
-
-def flag(value: object) -> str:
-    """`value` as a literal of device code."""
-    return "true" if value else "false"

@@ -10,8 +10,8 @@ from atoffer_rl.device import DeviceSpec
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
-from atoffer_rl.kernels.templates.attention import RUNS, flag, not_plain, shape_arguments
-from atoffer_rl.kernels.templates.limits import REGISTER_STEP, SHARED_BYTES_RESERVED, too_much_shared
+from atoffer_rl.kernels.templates.attention import RUNS, not_plain, shape_arguments
+from atoffer_rl.kernels.templates.limits import REGISTER_STEP, too_many_residents, too_much_shared
 from atoffer_rl.operators import run_activations, run_results, run_weights
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
@@ -85,7 +85,7 @@ class BlockTemplate:
             loader_registers=loader_registers(values),
             threads=threads(values),
             shared_bytes=shared_bytes(workload, values),
-            **{name: value if name in _NUMBERS else flag(value) for name, value in values.items()},
+            **values,
         )
         return KernelProgram(
             entry=entry,
@@ -133,9 +133,6 @@ def _group_blocks(plan: BlockPlan, seq_len: int, choice: Choice) -> int:
     return len(plan.lists) * int((-(-np.minimum(ends, seq_len) // plan.columns)).sum())
 
 
-_NUMBERS = ("tile_rows", "columns", "stages", "residents", "splits")
-
-
 def _bad_blocking(values: Mapping[str, int]) -> str | None:
     groups, ragged = divmod(values["tile_rows"], GROUP_ROWS)
     if ragged or groups not in range(1, MAX_GROUPS + 1):
@@ -157,10 +154,8 @@ def _bad_blocking(values: Mapping[str, int]) -> str | None:
 
 def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
     needed = shared_bytes(workload, values)
-    if reason := too_much_shared(needed, device):
+    if reason := too_much_shared(needed, device) or too_many_residents(values["residents"], needed, device):
         return reason
-    if values["residents"] * (needed + SHARED_BYTES_RESERVED) > device.shared_bytes_per_multiprocessor:
-        return f"a multiprocessor's shared memory does not hold {values['residents']} blocks of {needed} bytes"
     kept, held = kept_values(workload, values), registers(values) - WORKING_REGISTERS
     if kept > held:
         return f"a thread would keep {kept} values from block to block, its registers hold {held}"

@@ -1,7 +1,6 @@
 """Memory-bound operators in one pass: bias, mask, softmax, head merge, residual, LayerNorm, activation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from atoffer_rl.device import DeviceSpec
 from atoffer_rl.kernels.program import KernelProgram, PlanArray
@@ -39,13 +38,12 @@ MASK_WORDS = "mask_words"
 OPERATOR_FLOPS = {1: 1, 3: 1, 4: 5, 6: 0, 8: 2, 9: 8, 11: 10, 13: 2, 14: 8}
 
 
-@dataclass(frozen=True)
 class ChainTemplate:
     """One pass over the rows of a run; parameters are elements an access, threads a row, threads a block."""
 
-    name: str = "chain"
-    runs: frozenset[Run] = RUNS
-    generated: bool = True
+    name = "chain"
+    runs = RUNS
+    generated = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why `run` of `workload` cannot be implemented at all; None if it can."""

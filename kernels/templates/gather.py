@@ -26,12 +26,12 @@ from atoffer_rl.kernels.templates.gather_room import (
     threads,
     weight_bytes,
 )
-from atoffer_rl.kernels.templates.limits import SHARED_BYTES_RESERVED, too_much_shared, too_old
+from atoffer_rl.kernels.templates.limits import too_many_residents, too_much_shared, too_old
 from atoffer_rl.lengths import FULL
 from atoffer_rl.masks import Mask
 from atoffer_rl.operators import run_results, run_weights
 from atoffer_rl.roofline import kept_pairs, stored_bytes, valid_share
-from atoffer_rl.row_order import FRAGMENT_ROWS, Order, splits
+from atoffer_rl.row_order import FRAGMENT_ROWS, Order, has_two_parts
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors, no_place, run_inputs
@@ -111,7 +111,7 @@ class GatherTemplate:
             headers=HEADERS,
             grid=(_grid(workload, values, plan), 1, 1),
             block=(threads(values), 1, 1),
-            shared_bytes=shared_bytes(workload, values, plan),
+            shared_bytes=shared_bytes(workload, values, plan.outline),
             arguments=(
                 *run_inputs(workload, run),
                 *run_weights(run),
@@ -191,7 +191,7 @@ def _bad_plan(workload: Workload, values: Mapping[str, int]) -> str | None:
         return "no rows need far more columns than most"
     if values["order"] not in TWO_PARTS:
         return None
-    if not _splits(workload.mask_spec, workload.seq_len):
+    if not _has_two_parts(workload.mask_spec, workload.seq_len):
         return "the mask has no part near its diagonal to split off"
     if values["order"] == Order.SPLIT:
         return None
@@ -203,18 +203,16 @@ def _bad_plan(workload: Workload, values: Mapping[str, int]) -> str | None:
 
 
 @lru_cache(maxsize=32)
-def _splits(mask: Mask, seq_len: int) -> bool:
-    return all(splits(keep) for keep in mask.keep(seq_len))
+def _has_two_parts(mask: Mask, seq_len: int) -> bool:
+    return all(has_two_parts(keep) for keep in mask.keep(seq_len))
 
 
 def _too_large(workload: Workload, values: Mapping[str, int], device: DeviceSpec) -> str | None:
-    plan = _outline(workload, values)
-    needed = shared_bytes(workload, values, plan)
-    if reason := too_much_shared(needed, device):
+    outline = _outline(workload, values)
+    needed = shared_bytes(workload, values, outline)
+    if reason := too_much_shared(needed, device) or too_many_residents(values["residents"], needed, device):
         return reason
-    if values["residents"] * (needed + SHARED_BYTES_RESERVED) > device.shared_bytes_per_multiprocessor:
-        return f"{values['residents']} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
-    partial_sums = plan.shelves * len(plan.shelved) * workload.batch * workload.heads * channels(workload)
+    partial_sums = outline.shelves * len(outline.shelved) * workload.batch * workload.heads * channels(workload)
     if partial_sums > MAX_INDEX:
         return f"partial results would have {partial_sums:,} elements, and 31 bits index {MAX_INDEX + 1:,} at most"
     return None
@@ -245,13 +243,13 @@ def _plan_arguments(workload: Workload, values: Mapping[str, int], plan: GatherP
         "has_scratch": bool(_scratch(workload, values, plan)),
         "items": plan.items,
         "partial_items": plan.partial_items,
-        "shelved": plan.shelved,
-        "wide": plan.wide,
+        "shelved": plan.outline.shelved,
+        "wide": plan.outline.wide,
         "formula": plan.formula,
         "padded": workload.padded,
         "packed": workload.packed,
         "chunks": plan.chunks,
-        "passes": plan.passes,
+        "passes": plan.outline.passes,
         "fragment_columns": _fragment_columns(values, plan),
         "has_orders": ORDERS in names,
         "has_columns": COLUMNS in names,
@@ -259,13 +257,13 @@ def _plan_arguments(workload: Workload, values: Mapping[str, int], plan: GatherP
         "in_turn": _in_turn(workload, values, plan),
         "registers": shifted_registers(values),
         "copy_registers": COPY_REGISTERS,
-        "shared_bytes": shared_bytes(workload, values, plan),
+        "shared_bytes": shared_bytes(workload, values, plan.outline),
     }
 
 
 def _fragment_columns(values: Mapping[str, int], plan: GatherPlan) -> int:
     """Columns of a chunk that a fragment multiplies at most, in whole steps."""
-    return min(values["chunk"], plan.blocks * BLOCK_COLUMNS)
+    return min(values["chunk"], plan.outline.blocks * BLOCK_COLUMNS)
 
 
 def _in_turn(workload: Workload, values: Mapping[str, int], plan: GatherPlan) -> bool:
@@ -280,7 +278,7 @@ def _group_heads(workload: Workload, values: Mapping[str, int], plan: GatherPlan
     wide ones, two items for each block that it executes at a time; where there are none, one for every other block.
     """
     heads, blocks = workload.batch * workload.heads, values["residents"] * MULTIPROCESSORS
-    items, wanted = plan.items, 2 * blocks if plan.partial_items or plan.wide else blocks // 2
+    items, wanted = plan.items, 2 * blocks if plan.partial_items or plan.outline.wide else blocks // 2
     if plan.most_merge:
         items, wanted = plan.partial_items, PARTIAL_ITEMS_AT_ONCE
     enough = -(-wanted // items)
@@ -303,7 +301,7 @@ def _scratch(workload: Workload, values: Mapping[str, int], plan: GatherPlan) ->
     heads = workload.batch * workload.heads
     if not plan.partial_items and _grid(workload, values, plan) == plan.items * heads:
         return ()
-    rows = max(1, plan.shelves * heads * len(plan.shelved))
+    rows = max(1, plan.outline.shelves * heads * len(plan.outline.shelved))
     sizes = (rows * row_bytes(workload), rows * weight_bytes(workload), (2 + heads) * 4)
     return tuple(zip(SCRATCH_NAMES, sizes, strict=True))
 

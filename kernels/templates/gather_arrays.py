@@ -28,7 +28,7 @@ def plan_arrays(workload: Workload, plan: GatherPlan) -> dict[str, PlanArray]:
 def plan_names(workload: Workload, plan: GatherPlan) -> tuple[str, ...]:
     """The arrays of the plan that the kernel reads, in the order of its parameters."""
     unread = {
-        ORDERS: plan.passes == 1,
+        ORDERS: plan.outline.passes == 1,
         COLUMNS: plan.formula is not None and not workload.padded,
         LIMITS: not workload.padded,
     }
@@ -52,14 +52,14 @@ def _limits(plan: GatherPlan) -> Int32:
     return np.concatenate([rows, from_here], axis=-1).astype(np.int32)
 
 
-def _steps(plan: GatherPlan, size_bytes: int) -> Words:
+def _steps(plan: GatherPlan, bytes_of_row: int) -> Words:
     """For each block of 64 columns: a 16-bit offset of each in shared memory, then the bits of its rows.
 
     Two words for each of 16 columns hold the offsets of that column and the ones 16, 32 and 48 further. An offset names
     the first vector of a row; see `swizzled` of swizzle.cuh for how vectors lie.
     """
     rows = plan.places.astype(np.uint32)
-    vectors = size_bytes // VECTOR_BYTES
+    vectors = bytes_of_row // VECTOR_BYTES
     keys = min(vectors, BANK_VECTORS)
     line = rows // (BANK_VECTORS // keys)
     key = (line + line // 8 + line // 16 + line // 32) % keys

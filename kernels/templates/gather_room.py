@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from atoffer_rl.dtype import DType
 from atoffer_rl.gather_items import BLOCK_COLUMNS, GatherOutline
-from atoffer_rl.gather_plan import HEADER_WORDS, GatherPlan
+from atoffer_rl.gather_plan import HEADER_WORDS
 from atoffer_rl.kernels.templates.limits import MAX_THREAD_REGISTERS, REGISTER_STEP, WARP_SIZE
 from atoffer_rl.row_order import FRAGMENT_ROWS
 from atoffer_rl.workload import Workload
@@ -45,16 +45,16 @@ def weight_bytes(workload: Workload) -> int:
     return 8 if workload.element is DType.FLOAT32 else 4
 
 
-def shared_bytes(workload: Workload, values: Mapping[str, int], plan: GatherPlan | GatherOutline) -> int:
+def shared_bytes(workload: Workload, values: Mapping[str, int], outline: GatherOutline) -> int:
     """Dynamic shared memory of a block: see `Tiling` of gather_layout.cuh, which checks it."""
     of_row, tile_rows = row_bytes(workload), values["tile_rows"]
-    fragments, two = tile_rows // FRAGMENT_ROWS, plan.passes > 1
-    step_words = plan.passes * fragments * plan.blocks * (BLOCK_COLUMNS // 2 + WARP_SIZE)
+    fragments, two = tile_rows // FRAGMENT_ROWS, outline.passes > 1
+    step_words = outline.passes * fragments * outline.blocks * (BLOCK_COLUMNS // 2 + WARP_SIZE)
     stage = _aligned(2 * values["chunk"] * of_row + 4 * step_words + 4 * values["chunk"] * workload.padded)
-    numbers = tile_rows * (1 + plan.passes * two)
-    shares = tile_rows * weight_bytes(workload) * plan.wide
+    numbers = tile_rows * (1 + outline.passes * two)
+    shares = tile_rows * weight_bytes(workload) * outline.wide
     item = _aligned((tile_rows + 2) * of_row + 4 * numbers + 4 * HEADER_WORDS + shares + VECTOR_BYTES)
-    shelves = plan.shelves > 0
+    shelves = outline.shelves > 0
     results = tile_rows * (of_row * shelves + weight_bytes(workload) * (two or shelves))
     of_warps = 4 * (values["warps"] - fragments) * (channels(workload) // 2 + 4) * WARP_SIZE
     barriers = 8 * (2 * (values["stages"] + values["buffers"] + shelves) + 1)

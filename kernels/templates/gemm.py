@@ -13,14 +13,13 @@ from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, activation_type
-from atoffer_rl.kernels.templates.limits import MAX_THREAD_REGISTERS, WARP_SIZE, no_clusters, too_old
+from atoffer_rl.kernels.templates.limits import MAX_THREAD_REGISTERS, WARP_SIZE, no_clusters, too_much_shared, too_old
 from atoffer_rl.operators import MERGE_OPERATOR, OPERATORS, Kind, run_activations, run_operators, run_results
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.tensors import layer_tensors, no_place
 from atoffer_rl.workload import Workload
 
-NAME = "gemm"
 PARAMETERS = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "warps_k", "stages", "split_k")
 MAX_CLUSTER = 8
 MAX_THREADS = 512
@@ -146,23 +145,18 @@ def _broken_limit(element: DType, values: Mapping[str, int], device: DeviceSpec)
     registers = min(MAX_THREAD_REGISTERS, device.registers_per_multiprocessor // threads(values))
     if sums > min(MAX_SUMS[element], registers - REGISTERS_BESIDES_SUMS):
         return f"{sums} sums a thread do not fit its registers"
-    needed = shared_bytes(values, element.itemsize)
-    if needed > device.shared_bytes_per_block:
-        return f"{needed} bytes of shared memory are more than the {device.shared_bytes_per_block} of a block"
-    return None
+    return too_much_shared(shared_bytes(values, element.itemsize), device)
 
 
 class GemmTemplate:
     """Template `gemm`; its parameters are the tile, the grid of warps that shares it, and the stages of the ring."""
 
-    name = NAME
+    name = "gemm"
     runs = RUNS
     generated = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why `run` cannot be a generated GEMM; None if it can."""
-        if run not in RUNS:
-            return "a generated GEMM is one product with an elementwise operator before or after it"
         return too_old(device) or no_place(workload, run)
 
     def impossible(self, workload: Workload, run: Run, values: Mapping[str, int], device: DeviceSpec) -> str | None:
@@ -210,7 +204,7 @@ class GemmTemplate:
         heads = f"gemm::MergedHeads<Element, {w.batch}, {w.heads}, {w.seq_len}, {w.head_dim}>"
         rows = f"gemm::RowMajor<Element, {problem.rows}, {problem.inner}>"
         return render(
-            f"{NAME}.cu.j2",
+            "gemm.cu.j2",
             title=", ".join(operator.name for operator in run_operators(run)),
             element=ELEMENT_TYPES[w.element],
             activation=activation_type(w.activation, w.element),

@@ -28,6 +28,13 @@ def too_much_shared(needed: int, device: DeviceSpec) -> str | None:
     return None
 
 
+def too_many_residents(residents: int, needed: int, device: DeviceSpec) -> str | None:
+    """Why a multiprocessor of `device` cannot hold `residents` blocks of `needed` bytes; None if it can."""
+    if residents * (needed + SHARED_BYTES_RESERVED) > device.shared_bytes_per_multiprocessor:
+        return f"{residents} blocks of {needed} bytes of shared memory are more than a multiprocessor has"
+    return None
+
+
 def no_clusters(parameter: str, device: DeviceSpec) -> str | None:
     """Why `device` has no thread-block clusters, which a value of `parameter` needs; None if it has."""
     if device.compute_capability < CLUSTER_ARCH:

@@ -1,7 +1,6 @@
 """Attention on CUDA cores, one query row a warp, that visits only the columns its mask keeps."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -11,7 +10,7 @@ from atoffer_rl.kernels.program import KernelProgram, PlanArray
 from atoffer_rl.kernels.render import render
 from atoffer_rl.kernels.template import Geometry, Work
 from atoffer_rl.kernels.templates.elements import ELEMENT_TYPES, tensor_parameter
-from atoffer_rl.kernels.templates.limits import WARP_SIZE
+from atoffer_rl.kernels.templates.limits import WARP_SIZE, too_much_shared
 from atoffer_rl.mask_plan import row_plan
 from atoffer_rl.masks import Mask
 from atoffer_rl.operators import (
@@ -46,13 +45,12 @@ SOFTMAX_FLOPS = 5
 MASK_STARTS, MASK_COLUMNS = "mask_starts", "mask_columns"
 
 
-@dataclass(frozen=True)
 class RowwiseTemplate:
     """One query row a warp; parameters are warps a block, lanes a column, columns in flight a team of lanes."""
 
-    name: str = "rowwise"
-    runs: frozenset[Run] = RUNS
-    generated: bool = True
+    name = "rowwise"
+    runs = RUNS
+    generated = True
 
     def why_not(self, workload: Workload, run: Run, device: DeviceSpec) -> str | None:
         """Why `run` of `workload` cannot be implemented at all; None if it can."""
@@ -69,10 +67,7 @@ class RowwiseTemplate:
             return f"half of {lanes} lanes have no work in heads of {workload.head_dim}"
         if sliced > MOST_SLICED or unroll * sliced > MOST_IN_FLIGHT:
             return f"{unroll} columns of {sliced} elements a lane do not fit in registers"
-        needed = shared_bytes(workload, run, values["warps"])
-        if needed > device.shared_bytes_per_block:
-            return f"{values['warps']} staged rows need {needed} bytes of shared memory"
-        return None
+        return too_much_shared(shared_bytes(workload, run, values["warps"]), device)
 
     def program(self, workload: Workload, choice: Choice) -> KernelProgram:
         """The kernel of `choice`."""

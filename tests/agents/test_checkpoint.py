@@ -136,6 +136,17 @@ def bomb(members):
     members["tensors.pt"] = buffer.getvalue()
 
 
+def nest(members):
+    members["about.json"] = b"[" + b"[]," * 2_000_000 + b"[]]"
+
+
+def pickled_nest(members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data.pkl", b"]" * 5_000_000)
+    members["tensors.pt"] = buffer.getvalue()
+
+
 def vast(members):
     members["tensors.pt"] = bytes(MAX_BYTES)
 
@@ -197,8 +208,9 @@ def test_weights_are_named_and_dense(checkpoint, tmp_path):
         refuses(checkpoint.policy_alone(), tmp_path / "c.zip", other_weights(weights))
 
 
-def test_what_unpacks_inside_counts(checkpoint, tmp_path):
-    assert "unpacks to more than a policy takes" in refuses(checkpoint, tmp_path / "c.zip", bomb)
+@pytest.mark.parametrize("change", [bomb, nest, pickled_nest])
+def test_what_unpacks_inside_counts(checkpoint, tmp_path, change):
+    assert "unpacks to more than a policy takes" in refuses(checkpoint, tmp_path / "c.zip", change)
 
 
 def flipped(content, rng):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from atoffer_rl.bench.cells import ATTENTION, Cell, source_hash
+from atoffer_rl.bench.cells import ATTENTION, Cell, choices_hash
 from atoffer_rl.bench.contest import OURS
 from atoffer_rl.bench.memory import MemoryShare
 from atoffer_rl.bench.mha import CellBench, judge
@@ -44,7 +44,7 @@ def test_a_cell_has_a_whole_row():
     workload = Workload(2, 128, 2, 64, mask="causal")
     finalists = LegalSpace(workload, current_device()).choices(ATTENTION)[:2]
     try:
-        cell = Cell(workload, finalists, source_hash(workload, current_device()))
+        cell = Cell(workload, finalists, choices_hash(workload, current_device()))
         row = CellBench(cell, MemoryShare(cell.allowed_bytes, is_promised=False)).time(24)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

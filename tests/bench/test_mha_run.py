@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from atoffer_rl.bench import mha_run
-from atoffer_rl.bench.cells import TIMED_CHOICES, find_cells, identity_of, name_of, source_hash
+from atoffer_rl.bench.cells import TIMED_CHOICES, choices_hash, find_cells, identity_of, name_of
 from atoffer_rl.bench.mha_run import MhaRun
 from atoffer_rl.device import H100
 from atoffer_rl.kernels.legal_space import LegalSpace
@@ -62,7 +62,7 @@ def bench(monkeypatch):
                     on_end(cell, None, "while timing: it died")
                 else:
                     shared = {"ours_us": 2.0, "peers": {"a": 5.0}, "peer_errors": {"b": "refused"}, "speedup": 2.5}
-                    identity = identity_of(cell.workload) | {"ours_source": cell.source_hash}
+                    identity = identity_of(cell.workload) | {"ours_source": cell.choices_hash}
                     on_end(cell, identity | shared | {"bytes_floor_us": 2.0}, "")
             return short
 
@@ -93,7 +93,7 @@ def test_rows_and_failures_are_kept(bench, tmp_path):
     record = json.loads(path.read_text())
     assert [row["batch"] for row in record["rows"]] == [1, 2]
     assert record["failed"] == {name_of(CELLS[2]): "no attention kernel is right here (wrong_result: off)"}
-    assert record["rows"][0]["ours_source"] == source_hash(CELLS[0], H100)
+    assert record["rows"][0]["ours_source"] == choices_hash(CELLS[0], H100)
     assert any("ours 2.0 us, a 5.0 us" in line for line in bench.said)
     assert "  b cannot run it: refused" in bench.said
 
@@ -115,7 +115,7 @@ def test_a_stopped_run_goes_on(bench, tmp_path):
 def test_what_other_kernels_gave_is_taken_again(bench, tmp_path, monkeypatch):
     path = tmp_path / "record.json"
     bench(path)
-    monkeypatch.setattr(mha_run, "source_hash", lambda workload, device: "other")
+    monkeypatch.setattr(mha_run, "choices_hash", lambda workload, device: "other")
     bench(path)
     assert sorted(bench.taken) == [1, 2]
 
@@ -124,7 +124,7 @@ def test_what_other_kernels_gave_stays_until_it_is_taken_again(bench, tmp_path, 
     path = tmp_path / "record.json"
     bench(path)
     before = json.loads(path.read_text())["rows"]
-    monkeypatch.setattr(mha_run, "source_hash", lambda workload, device: "other")
+    monkeypatch.setattr(mha_run, "choices_hash", lambda workload, device: "other")
     assert not MhaRun(CELLS, path, bench.said.append).rows
     assert json.loads(path.read_text())["rows"] == before
     bench(path, dying=(1,))

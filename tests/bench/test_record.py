@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoffer_rl.bench.cells import IDENTITY, programs_hash, source_hash
+from atoffer_rl.bench.cells import IDENTITY, choices_hash, programs_hash
 from atoffer_rl.bench.grids import BEYOND_ATTENTION
 from atoffer_rl.bench.record import (
     cells_table,
@@ -134,7 +134,7 @@ def test_the_readme_shows_every_card_of_a_grid(monkeypatch, tmp_path):
 
 def test_the_readme_says_which_records_are_of_these_kernels(monkeypatch, tmp_path):
     readme = readme_with(monkeypatch, tmp_path)
-    now = source_hash(Workload(batch=1, seq_len=64, mask="strided:stride=8"), DEFAULT_DEVICE)
+    now = choices_hash(Workload(batch=1, seq_len=64, mask="strided:stride=8"), DEFAULT_DEVICE)
     same = row() | {"ours_source": now}
     for rows, of_these in (([same], True), ([same, row(seq_len=32)], False), ([row(seq_len=65), same], False)):
         assert readme.age_of({"device": "GPU", "rows": rows}) == ("" if of_these else readme.EARLIER)

@@ -142,10 +142,20 @@ def test_trials_of_a_store_answer_for_what_no_table_has(atoffer, tmp_path, usual
 def test_a_store_that_knows_nothing_of_a_workload(atoffer, tmp_path):
     with Store(tmp_path / "live.db") as store:
         store.add_all(live_trials(Workload(batch=2, seq_len=48), Run(2, 6), Machine(device="NVIDIA H200")))
-    for name in ("live.db", "nothing.db"):
+    before = (tmp_path / "live.db").read_bytes()
+    outcome = atoffer("explain", *NEVER_RECORDED, "--store", tmp_path / "live.db")
+    assert outcome.status == 1
+    assert "was not measured: give --scheme or --code" in outcome.err
+    assert (tmp_path / "live.db").read_bytes() == before
+
+
+def test_a_store_that_is_none_stays_as_it_is(atoffer, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    for name, reason in (("empty.txt", "holds nothing"), ("nothing.db", "there is no store")):
         outcome = atoffer("explain", *NEVER_RECORDED, "--store", tmp_path / name)
         assert outcome.status == 1
-        assert "was not measured: give --scheme or --code" in outcome.err
+        assert reason in outcome.err
+    assert [path.name for path in tmp_path.iterdir() if path.stat().st_size] == []
 
 
 def test_ordinals():

@@ -259,6 +259,15 @@ def interrupt(session):
     raise KeyboardInterrupt
 
 
+def test_an_interrupted_training_says_how_to_go_on(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(Session, "check_interrupt", interrupt)
+    outcome = train("--budget", 12)
+    checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
+    assert outcome.status == 130
+    assert checkpoint.is_file()
+    assert f"train --resume {checkpoint}" in outcome.out
+
+
 @pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_says_how_to_go_on(train, atoffer, tmp_path):
     searched = atoffer("search", *SHAPE, "--log-folder", tmp_path / "searches")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoffer_rl.gather_items import FINAL, MOST_WASTE, GatherOutline, gather_outline
+from atoffer_rl.gather_items import FINAL, FINAL_WIDE, MOST_WASTE, gather_outline
 from atoffer_rl.gather_plan import PADDING, gather_plan, kept_groups, lane_words
 from atoffer_rl.masks import parse_mask
 from atoffer_rl.row_order import FRAGMENT_ROWS, NO_ROW, Order
@@ -59,7 +59,7 @@ def multiply(plan, mask_number, seq_len):
     """How often each pair is multiplied and kept, and how many pairs are multiplied at all."""
     pairs, products = np.zeros((seq_len, seq_len), int), 0
     fragments = plan.words.shape[4]
-    for item, number, fragment in product(range(plan.items), range(plan.passes), range(fragments)):
+    for item, number, fragment in product(range(plan.items), range(plan.outline.passes), range(fragments)):
         order = plan.orders[mask_number, item, number, fragment * FRAGMENT_ROWS : (fragment + 1) * FRAGMENT_ROWS]
         rows = plan.rows[mask_number, item][order]
         for chunk in chunks_of_pass(plan, mask_number, item, number):
@@ -90,7 +90,7 @@ def check_columns(plan, mask_number, keep):
 
 def check_passes(plan, mask_number):
     """Each pass brings all rows into fragments; a later one keeps nothing of the chunks that it does not take."""
-    for item, number in product(range(plan.items), range(plan.passes)):
+    for item, number in product(range(plan.items), range(plan.outline.passes)):
         chunks, *_ = header(plan, mask_number, item)
         if chunks:
             order = plan.orders[mask_number, item, number]
@@ -103,7 +103,7 @@ def check_passes(plan, mask_number):
 def check_shelves(plan, mask_number, seq_len):
     """A final item merges, of each of its rows, exactly the shelves on which partial items leave it."""
     final = np.zeros(seq_len, int)
-    merged, left = np.zeros((2, plan.shelves, seq_len), int)
+    merged, left = np.zeros((2, plan.outline.shelves, seq_len), int)
     for item in range(plan.items):
         _, _, shelf, merges = header(plan, mask_number, item)
         rows = plan.rows[mask_number, item]
@@ -116,7 +116,7 @@ def check_shelves(plan, mask_number, seq_len):
             assert merges == 0
             left[shelf, rows] += 1
     assert (final == 1).all()
-    assert set(np.flatnonzero(left.any(axis=0))) <= set(plan.shelved)
+    assert set(np.flatnonzero(left.any(axis=0))) <= set(plan.outline.shelved)
     np.testing.assert_array_equal(left, merged)
     assert left.max(initial=0) <= 1
 
@@ -126,7 +126,7 @@ def check_rows(plan, mask_number):
     for item in range(plan.items):
         _, _, shelf, _ = header(plan, mask_number, item)
         fragments = plan.rows[mask_number, item].reshape(-1, FRAGMENT_ROWS)
-        if plan.wide and shelf != FINAL:
+        if plan.outline.wide and shelf != FINAL:
             assert (fragments == fragments[0]).all()
             fragments = fragments[:1]
         rows = fragments[fragments != NO_ROW]
@@ -136,7 +136,10 @@ def check_rows(plan, mask_number):
 def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, splits=1):
     plan = gather_plan(mask, seq_len, tile_rows, chunk, order, splits)
     outline = gather_outline(mask, seq_len, tile_rows, chunk, order, splits)
-    assert outline == GatherOutline(plan.passes, plan.blocks, plan.kept, plan.shelves, plan.shelved, plan.wide)
+    assert plan.outline == outline
+    assert (outline.passes, outline.blocks) == (plan.orders.shape[2], plan.words.shape[5])
+    assert (outline.kept, outline.shelves) == tuple(plan.headers[..., [1, 3]].max(axis=(0, 1)))
+    assert outline.wide == (plan.headers[..., 2] == FINAL_WIDE).any()
     keep, products = mask.keep(seq_len), 0
     assert len(plan.headers) == len(keep)
     for mask_number, square in enumerate(keep):
@@ -148,15 +151,13 @@ def check_plan(mask, seq_len, order, tile_rows=16, chunk=16, splits=1):
         check_rows(plan, mask_number)
         check_shelves(plan, mask_number, seq_len)
     assert plan.products == products
-    assert plan.gathered == (plan.columns != PADDING).sum()
-    assert plan.kept == plan.headers[..., 1].max()
     return plan
 
 
 def test_few_rows_with_partial_results_need_little_room():
     plan = check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL, tile_rows=32, splits=4)
-    assert (plan.shelves, plan.shelved) == (3, range(32))
-    assert check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL).shelved == range(0)
+    assert (plan.outline.shelves, plan.outline.shelved) == (3, range(32))
+    assert check_plan(parse_mask("longformer:window=8,global=16", 300), 300, Order.NATURAL).outline.shelved == range(0)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5])
@@ -164,11 +165,11 @@ def test_a_wide_fragment_is_cut_by_itself(splits):
     mask = parse_mask("longformer:window=8,global=20", 300)
     plan = check_plan(mask, 300, Order.WIDE_APART, tile_rows=64, chunk=64, splits=splits)
     natural = check_plan(mask, 300, Order.NATURAL, tile_rows=64, chunk=64)
-    assert plan.wide
-    assert not natural.wide
+    assert plan.outline.wide
+    assert not natural.outline.wide
     wide = plan.headers[0, :, 2] != FINAL
     assert wide.sum() == 2 * splits
-    assert (plan.partial_items, plan.shelves) == (2 * (splits - 1), splits - 1)
+    assert (plan.partial_items, plan.outline.shelves) == (2 * (splits - 1), splits - 1)
     assert plan.headers[0, ~wide, 0].max() < natural.headers[0, :, 0].max()
     # Of a wide item's chunk each fragment multiplies a quarter, of the same rows in a natural tile all.
     assert kept_groups(plan.words[0, wide]).sum(axis=(-2, -1)).max() == 1
@@ -196,7 +197,7 @@ def test_named_masks_are_multiplied_once(text, seq_len, order):
 def test_pieces_are_as_many_as_asked_where_chunks_allow(splits):
     plan = check_plan(parse_mask("dense", 64), 64, Order.NATURAL, tile_rows=32, chunk=16, splits=splits)
     taken = {1: 1, 2: 2, 3: 2, 9: 4}[splits]  # of 4 chunks, so many pieces of equally many
-    assert (plan.items, plan.partial_items, plan.shelves) == (2 * taken, 2 * (taken - 1), taken - 1)
+    assert (plan.items, plan.partial_items, plan.outline.shelves) == (2 * taken, 2 * (taken - 1), taken - 1)
     assert plan.chunks == 4 // taken
 
 
@@ -224,8 +225,8 @@ def test_masks_of_one_batch_may_have_different_numbers_of_items():
 
 def test_two_passes_keep_the_chunks_of_the_near_part():
     plan = check_plan(parse_mask("strided:stride=8", 64), 64, Order.TWO_PASSES, tile_rows=32, chunk=16)
-    assert plan.passes == 2
-    assert plan.partial_items == plan.shelves == 0
+    assert plan.outline.passes == 2
+    assert plan.partial_items == plan.outline.shelves == 0
     for item in range(plan.items):
         chunks, kept, *_ = header(plan, 0, item)
         rows = plan.rows[0, item]
@@ -295,7 +296,7 @@ def test_a_second_pass_finds_its_columns_last_though_they_are_computed():
     mask = parse_mask("strided", 256)
     computed = gather_plan(mask, 256, 64, 64, Order.TWO_PASSES, 1)
     assert computed.formula is not None
-    assert computed.kept == 2
+    assert computed.outline.kept == 2
 
 
 @pytest.mark.parametrize("mask", ["strided", "fixed", "longformer:window=8,global=3"])

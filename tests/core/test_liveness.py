@@ -7,10 +7,10 @@ from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.liveness import largest_live_set, lifetimes, plan_buffers
 from atoffer_rl.operators import OPERATOR_COUNT, run_activations, run_results
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import partitions
 from atoffer_rl.tensors import ALIGNMENT_BYTES, layer_tensors
 from atoffer_rl.workload import Workload
 from tests.large_scores import LARGE_SCORES
+from tests.partitions import partitions
 
 WORKLOADS = (
     Workload(),

@@ -103,6 +103,7 @@ def test_what_is_no_array_is_not_read(tmp_path, content):
         ("(-1, 12, 12)", "boolean array"),
         ("(1000000, 12, 12)", "holds 1000000 masks, but batch is 16"),
         ("(0, 12, 12)", "boolean array"),
+        ("(True, 12, 12)", "boolean array"),
     ],
 )
 def test_nothing_of_another_shape_is_read(tmp_path, shape, says):

@@ -73,3 +73,6 @@ def test_an_import_of_more_than_can_be_is_refused(tmp_path: Path) -> None:
     os.truncate(tmp_path / "large.jsonl", 2**32 + 1)
     with pytest.raises(StoreError, match="holds over 4294967296 bytes"):
         list(read_jsonl(tmp_path / "large.jsonl"))
+    (tmp_path / "long.jsonl").write_text(" " * 2**23)
+    with pytest.raises(StoreError, match="has a line of over"):
+        list(read_jsonl(tmp_path / "long.jsonl"))

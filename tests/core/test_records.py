@@ -206,6 +206,10 @@ def test_no_more_is_read_than_a_table_may_hold(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(records, "MOST_BYTES", size - 1)
     with pytest.raises(StoreError, match=f"holds over {size - 1} bytes"):
         load_table(path)
+    monkeypatch.setattr(records, "MOST_BYTES", size)
+    monkeypatch.setattr(records, "MOST_LINE_BYTES", 100)
+    with pytest.raises(StoreError, match="a line of over 100 characters"):
+        load_table(path)
     monkeypatch.setattr(records, "MOST_BYTES", path.stat().st_size - 1)
     with pytest.raises(StoreError, match="choose another file"):
         load_table(path)

@@ -1,12 +1,13 @@
 """Reading of files that others wrote."""
 
+import io
 import os
 from pathlib import Path
 
 import pytest
 
 from atoffer_rl.errors import FileError
-from atoffer_rl.regular_file import read_regular
+from atoffer_rl.regular_file import bounded_lines, read_regular
 
 
 def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
@@ -23,6 +24,14 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(FileError, match=f"{path} is a folder, pipe or device"):
             read_regular(path, 10)
+
+
+def test_a_line_without_end_is_not_read(tmp_path: Path) -> None:
+    assert list(bounded_lines(io.StringIO("one\nthree\n\nend"), "text", 6)) == ["one\n", "three\n", "\n", "end"]
+    lines = bounded_lines(io.StringIO("one\nthree"), "text", 4)
+    assert next(lines) == "one\n"
+    with pytest.raises(FileError, match="text has a line of over 4 characters: choose another file"):
+        next(lines)
 
 
 def test_a_missing_file_is_an_error_of_the_system(tmp_path: Path) -> None:

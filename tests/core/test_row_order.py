@@ -13,9 +13,9 @@ from atoffer_rl.row_order import (
     by_first_column,
     far_and_near,
     fragment_columns,
+    has_two_parts,
     parts_of,
     sorted_rows,
-    splits,
 )
 from tests.core.row_masks import NAMED, squares
 
@@ -39,7 +39,7 @@ def test_far_and_near_partition_the_mask(mask):
     far, near = far_and_near(keep)
     np.testing.assert_array_equal(far | near, keep)
     assert not (far & near).any()
-    assert splits(keep) == (far.any() and near.any())
+    assert has_two_parts(keep) == (far.any() and near.any())
 
 
 @given(squares())
@@ -69,7 +69,7 @@ def test_the_near_part_of_longformer_is_its_window():
 
 @pytest.mark.parametrize("text", ["dense", "causal", "sliding:window=0", "sliding:window=6"])
 def test_masks_of_one_part_are_not_split(text):
-    assert not splits(one_square(text, 64))
+    assert not has_two_parts(one_square(text, 64))
 
 
 @given(squares(), st.sampled_from(Order))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice, Scheme, count_partitions, count_schemes, finest_partition, partitions
+from atoffer_rl.scheme import Choice, Scheme, count_partitions, count_schemes, finest_partition
+from tests.partitions import partitions
 
 cut_sets = st.sets(st.integers(1, 14))
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import partitions
 from atoffer_rl.shortest_path import CutGraph
+from tests.partitions import partitions
 
 SINGLES = [Run(operator, operator) for operator in range(15)]
 runs = st.tuples(st.integers(0, 14), st.integers(0, 5)).map(lambda ends: Run(ends[0], min(14, sum(ends))))

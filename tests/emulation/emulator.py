@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from atoffer_rl.kernels.compiler import include_folders, source_hash
+from atoffer_rl.kernels.compiler import code_hash, include_folders
 from atoffer_rl.kernels.program import KernelProgram
 from atoffer_rl.kernels.registry import template_named
 from atoffer_rl.kernels.render import TEMPLATE_FOLDER
@@ -137,7 +137,7 @@ class Emulator:
 
     def compile(self, program: KernelProgram) -> Path:
         """The executable of `program`."""
-        folder = self._folder / source_hash(program)
+        folder = self._folder / code_hash(program)
         executable = folder / "kernel"
         if not executable.exists():
             folder.mkdir(exist_ok=True)

@@ -7,7 +7,7 @@ import pytest
 
 from atoffer_rl.envs.cost_model import NOISE_SPREAD, PRIOR_MEAN, CostModel, design
 from atoffer_rl.envs.features import OPTION_COLUMN, static_features
-from atoffer_rl.envs.progress import Progress
+from atoffer_rl.envs.progress import LedgerView
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.shortest_path import CutGraph
 from tests.core.test_shortest_path import through_us
@@ -18,7 +18,7 @@ from tests.envs.conftest import WORKLOAD
 def progress(open_ledger):
     """A search that has measured a random seventh of everything."""
     ledger = open_ledger()
-    view = Progress(ledger)
+    view = LedgerView(ledger)
     numbers = np.random.default_rng(0).choice(len(view.tree.choices), len(view.tree.choices) // 7, replace=False)
     ledger.measure_all(view.tree.choices[number] for number in numbers)
     view.sync()

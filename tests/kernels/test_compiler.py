@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from atoffer_rl.errors import CompileError
-from atoffer_rl.kernels.compiler import code_of, compile_kernel, is_cubin, source_hash
+from atoffer_rl.kernels.compiler import code_hash, code_of, compile_kernel, is_cubin
 from atoffer_rl.kernels.neighbour import neighbour_program
 from atoffer_rl.kernels.program import KernelProgram
 
@@ -29,6 +29,6 @@ def test_comments_and_layout_do_not_count() -> None:
 
 def test_headers_count_by_what_they_are_without_comments() -> None:
     program = KernelProgram("k", 'extern "C" __global__ void k() {}', ("common.cuh",), (1, 1, 1), (32, 1, 1), 0, ())
-    assert source_hash(program) == source_hash(replace(program, source=f"// what it is\n{program.source}"))
-    assert source_hash(program) != source_hash(replace(program, headers=("chain.cuh", "common.cuh")))
-    assert source_hash(program) != source_hash(replace(program, source=program.source.replace("{}", "{ return; }")))
+    assert code_hash(program) == code_hash(replace(program, source=f"// what it is\n{program.source}"))
+    assert code_hash(program) != code_hash(replace(program, headers=("chain.cuh", "common.cuh")))
+    assert code_hash(program) != code_hash(replace(program, source=program.source.replace("{}", "{ return; }")))

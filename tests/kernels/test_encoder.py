@@ -14,7 +14,7 @@ from atoffer_rl.kernels.reference import Precision, encoder_reference
 from atoffer_rl.kernels.verify import compare
 from atoffer_rl.liveness import plan_buffers
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice, Scheme, partitions
+from atoffer_rl.scheme import Choice, Scheme
 
 
 class HostArena:
@@ -95,12 +95,6 @@ def test_weights_of_another_depth_are_refused(small_workload):
         encoder.forward(0, [{}], 0, 0)
 
 
-def random_scheme(workload, source):
-    space = LegalSpace(workload)
-    runs = source.choice(list(partitions(space.runs)))
-    return Scheme(tuple(source.choice(space.choices(run)) for run in runs))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("lengths", "packed"), [("full", False), ("uniform:shortest=0", False), ("uniform:shortest=0", True)]
@@ -122,7 +116,7 @@ def test_random_schemes_are_right_and_replay_from_a_graph(dtype, lengths, packed
         return rows if drawn is None else without_padding(workload, rows, drawn)
 
     for _ in range(8):
-        scheme = random_scheme(workload, source)
+        scheme = LegalSpace(workload).draw(source)
         try:
             encoder = compile_encoder(workload, scheme)
         except LaunchError:  # a proposal that the library does not have for this shape

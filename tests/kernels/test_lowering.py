@@ -12,10 +12,11 @@ from atoffer_rl.errors import NoTemplate, SchemeError
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.kernels.lowering import lower
 from atoffer_rl.run import Run
-from atoffer_rl.scheme import Scheme, partitions
+from atoffer_rl.scheme import Scheme
 from atoffer_rl.workload import Workload
 from tests.atoffer_programs import all_programs
 from tests.large_scores import LARGE_SCORES
+from tests.partitions import partitions
 
 SMALL = {"batch": 2, "seq_len": 64, "heads": 2, "ffn_dim": 256}
 WORKLOADS = {dtype: Workload(dtype=dtype, mask="fixed", **SMALL) for dtype in ("float16", "bfloat16", "float32")}

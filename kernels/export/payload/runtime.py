@@ -460,7 +460,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _read_files(manifest: dict[str, Any]) -> set[str]:
     """The files that are read as the manifest says."""
-    segments = [segment for scheme in manifest["schemes"].values() for segment in scheme["segments"]]
+    segments = [segment for name in (BEST, SAFE) for segment in manifest["schemes"][name]["segments"]]
     kernels = {segment["name"] for segment in segments if segment["kind"] == "kernel"}
     cubins = {f"cubin/{arch}/{name}.cubin" for arch in manifest["archs"] for name in kernels}
     return {manifest["mask"], *manifest["plan"].values(), *cubins}

@@ -114,6 +114,13 @@ def test_a_field_of_another_type_is_damage_in_a_sealed_manifest_too(copy: Path) 
         holder[name] = kept
 
 
+def test_a_scheme_that_is_not_read_may_be_anything(copy: Path) -> None:
+    whole = manifest_of(copy)
+    whole["schemes"]["fast"] = True
+    seal(copy, whole)
+    assert runtime.read_manifest(copy)["schemes"]["fast"]
+
+
 def test_what_is_read_has_a_checksum(copy: Path) -> None:
     whole = manifest_of(copy)
     cubin = next(name for name in whole["files"] if name.startswith("cubin"))

@@ -263,7 +263,7 @@ def test_pairs_at_once_share_the_cache():
         ({"tile_rows": 192}, "need a loader"),
         ({"stages": 2}, "need 3"),
         ({"stages": 16}, "shared memory"),
-        ({"stages": 6}, "does not hold 2 blocks"),
+        ({"stages": 6}, "2 blocks of"),
         ({"splits": 3}, "1, 2 or 4"),
         ({"splits": 2}, "share 64 rows"),
         (SMALL_LOADER | {"splits": 2}, "share 64 rows"),
