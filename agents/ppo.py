@@ -13,7 +13,6 @@ import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -26,6 +25,7 @@ from atoffer_rl.agents.rehearsal import Rehearsal
 from atoffer_rl.agents.run_state import checkpoint_of, restore_model, restore_position
 from atoffer_rl.agents.sb3_log import sb3_logger
 from atoffer_rl.agents.session import Result, Session, measured_us
+from atoffer_rl.agents.threads import single_thread
 from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN, FusionSchemeEnv
 from atoffer_rl.envs.search_episode import Search, SearchEpisode
 from atoffer_rl.kernels.ledger import Ledger
@@ -62,12 +62,8 @@ class PPOSearch:
 
     def __call__(self, session: Session) -> Result:
         """Search until the budget is spent and the policy has settled, or its timesteps are over."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # Networks this small lose time to a second thread.
-        try:
+        with single_thread():
             return self._search(session)
-        finally:
-            torch.set_num_threads(threads)
 
     def _search(self, session: Session) -> Result:
         rehearsal = Rehearsal(session.ledger)

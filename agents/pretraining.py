@@ -27,6 +27,7 @@ from atoffer_rl.agents.oracle import oracle
 from atoffer_rl.agents.rehearsal import Lesson
 from atoffer_rl.agents.sb3_log import sb3_logger
 from atoffer_rl.agents.teacher import teacher_action
+from atoffer_rl.agents.threads import single_thread
 from atoffer_rl.agents.training_tables import Spread, TrainingTable
 from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
 from atoffer_rl.envs.observation import OBSERVATION_SIZE, OPTION_COUNT, Vector
@@ -41,13 +42,13 @@ SPREAD = Spread()
 
 def pretrain(tables: Sequence[TrainingTable], config: PretrainConfig, seed: int, log: RunLog) -> Checkpoint:
     """A policy trained on perturbations of `tables`; the same arguments give the same policy."""
-    torch.set_num_threads(1)
-    searches = perturbed_searches(tables, config.tables, np.random.default_rng(seed))
-    model = _model(searches, config, seed)
-    model.set_logger(sb3_logger(log))
-    imitate(model, searches, config, np.random.default_rng(seed + 1), log)
-    if config.timesteps:
-        model.learn(config.timesteps)
+    with single_thread():
+        searches = perturbed_searches(tables, config.tables, np.random.default_rng(seed))
+        model = _model(searches, config, seed)
+        model.set_logger(sb3_logger(log))
+        imitate(model, searches, config, np.random.default_rng(seed + 1), log)
+        if config.timesteps:
+            model.learn(config.timesteps)
     return Checkpoint(weights=model.policy.state_dict(), hidden=config.hidden, space=space_hash())
 
 

@@ -13,7 +13,8 @@ from atoffer_rl.shortest_path import best_schemes
 from atoffer_rl.trial import Trial
 from atoffer_rl.workload import Workload
 
-FINALISTS = 32
+FINALISTS, FORWARDS = 32, 200
+"""Least sums of a workload, and all schemes, whose whole forwards are recorded."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from atoffer_rl.agents.session import Result, Session, measured_us
 from atoffer_rl.agents.teacher import teacher_action
 from atoffer_rl.bench.record import check_writable, write_record
 from atoffer_rl.bench.script import positive, run_script
+from atoffer_rl.cli.search_job import BUDGET_SHARE
 from atoffer_rl.envs.fusion_scheme import FusionSchemeEnv
 from atoffer_rl.envs.search_episode import Search, SearchEpisode
 from atoffer_rl.kernels.ledger import Ledger
@@ -89,7 +90,7 @@ def run_seed(seed: int, table_path: Path | None, policy: str) -> dict[str, Any]:
     workload = Workload()
     measurer = ReplayMeasurer(load_table(table_path) if table_path else table_for(workload))
     _, oracle_us = oracle(workload, measurer)
-    budget = len(LegalSpace(workload, measurer.device).all_choices) // 10
+    budget = len(LegalSpace(workload, measurer.device).all_choices) // BUDGET_SHARE
     start = None if policy == "random" else load_checkpoint(Path(policy)).policy_alone()
     session = Session(Ledger(workload, measurer, budget), seed=seed, oracle_us=oracle_us)
     result = PPOSearch(ppo_config(), start)(session)

@@ -239,6 +239,11 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         return self._view.ledger
 
     @property
+    def operator(self) -> int:
+        """Where the segment begins that is decided."""
+        return self._decision.first
+
+    @property
     def workload(self) -> Workload:
         """What the present episode builds a scheme for."""
         return self._view.ledger.workload
@@ -246,6 +251,12 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
     def action_masks(self) -> NDArray[np.bool_]:
         """Which actions are legal, (64,); as the last observation says, and never all False."""
         return self._mask.copy()
+
+    def unmeasured_masks(self) -> NDArray[np.bool_]:
+        """Which legal actions may end in a choice that was not measured, (64,)."""
+        masks = self._mask.copy()
+        masks[: len(self._decision.options)] &= self._view.unmeasured(self._decision) & self._reserved
+        return masks
 
     def action_meanings(self) -> list[str]:
         """The options of the present decision in words, in the order of their actions."""

@@ -156,6 +156,11 @@ class LedgerView:
         """Whether every choice that follows the option in `row` was measured."""
         return not self._open[row]
 
+    def unmeasured(self, decision: Decision) -> Flags:
+        """Which options of `decision` some choice follows that was not measured."""
+        flags: Flags = self._open[decision.rows]
+        return flags
+
     def legal(self, decision: Decision, may_measure: bool) -> Flags:
         """Which options of `decision` some completion follows that is right, or may still be measured."""
         known = self._known[decision.rows]

@@ -11,10 +11,13 @@ from atoffer_rl.envs.fusion_scheme import FAILURE_RETURN
 from atoffer_rl.envs.observation import Vector
 from atoffer_rl.errors import SchemeError
 from atoffer_rl.kernels.ledger import Ledger
+from atoffer_rl.operators import OPERATOR_COUNT
 
 OpenLedger: TypeAlias = Callable[[int], Ledger]
 
 SPARE_SCHEMES = 4
+OPERATOR_STRIDE = 7
+"""From one scheme to the next, so that all operators have their turn."""
 
 
 class Search(NamedTuple):
@@ -53,8 +56,9 @@ class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
     gained. So where the oracle is known the return is the unfused latency minus that of the scheme settled
     on, over the oracle's. An illegal action ends the episode with reward `FAILURE_RETURN`.
 
-    A search that stops measuring is cut short: after as many schemes as it has units and `SPARE_SCHEMES` more,
-    what is left of its budget is forfeited and it settles.
+    A search has as many schemes as units and `SPARE_SCHEMES` more. Where no more are left than units, each has to
+    measure something new: from an operator on, another one for each scheme, only options are offered that lead there.
+    Where there are none, it runs out of schemes, what is left of its budget is forfeited, and it settles.
 
     Args:
         env: A fusion scheme environment, wrapped or not.
@@ -134,9 +138,13 @@ class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
         return observation, reward, False, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Which actions are legal."""
+        """Which actions are legal, and lead to something new where that is due; never all False."""
         masks: NDArray[np.bool_] = self.env.get_wrapper_attr("action_masks")()
-        return masks
+        if self._settling or self.ledger.units is None or self._schemes_left > self.ledger.units_left:
+            return masks
+        new: NDArray[np.bool_] = self.env.get_wrapper_attr("unmeasured_masks")()
+        begins = self._schemes_left * OPERATOR_STRIDE % OPERATOR_COUNT
+        return new if self.env.get_wrapper_attr("operator") >= begins and new.any() else masks
 
     def _draw_budget(self) -> int:
         low, high = self.budgets

@@ -12,9 +12,8 @@ from atoffer_rl.kernels.measurers.cuda import CudaMeasurer
 from atoffer_rl.kernels.recorder import OnProgress, Recorder, Tell
 from atoffer_rl.quote import quote
 from atoffer_rl.records import RECORDS_FOLDER, SUFFIX, RecordedTable, save_table
+from atoffer_rl.table_summary import FORWARDS
 from atoffer_rl.workload import Workload
-
-FORWARDS = 200
 
 
 @dataclass(frozen=True)

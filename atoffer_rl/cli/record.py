@@ -19,7 +19,7 @@ from atoffer_rl.cli.output import print_json, print_line
 from atoffer_rl.cli.progress_bar import ProgressBar, shows_progress
 from atoffer_rl.errors import AtofferError, NotRecorded, WorkloadError
 from atoffer_rl.records import RECORDS_FOLDER, RecordedTable, describe
-from atoffer_rl.table_summary import SumCheck, check_sums
+from atoffer_rl.table_summary import FORWARDS, SumCheck, check_sums
 from atoffer_rl.workload import Workload
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def command(
     ] = None,
     forwards: Annotated[
         int, typer.Option(metavar="N", min=0, help="Whole forwards to measure of each workload.")
-    ] = 200,
+    ] = FORWARDS,
     seconds: Annotated[
         float | None,
         typer.Option(

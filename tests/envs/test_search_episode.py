@@ -69,15 +69,31 @@ def test_without_settling_it_ends_with_the_budget(searches):
     assert sum(episode.rewards) == pytest.approx((env.ledger.unfused_us - best_us) / ORACLE_US)
 
 
-def test_a_search_that_stops_measuring_is_cut_short(env):
-    def known_only(legal):
-        options = named(env.unwrapped._observe())[1]
-        known = [action for action in legal if options[action]["known"]]
-        return known[0]
+@pytest.fixture
+def known_only(env):
+    """Picks what is known wherever it may."""
 
+    def pick(legal):
+        options = named(env.unwrapped._observe())[1]
+        return next((action for action in legal if options[action]["known"]), legal[0])
+
+    return pick
+
+
+@pytest.mark.parametrize("units", [3, 12])
+def test_a_policy_that_stays_with_what_it_knows_is_made_to_spend_its_budget(env, known_only, units):
+    episode = walk(env, known_only, options={"units": units})
+    assert env.ledger.units == env.ledger.units_spent == units
+    assert sum("recommended_us" in info for info in episode.infos) <= units + 4 + 1
+    firsts = {choice.run.first for choice in list(env.ledger.trials)[-units:]}
+    assert len(firsts) > min(units, 6) // 2  # not all at the layer's beginning
+
+
+def test_a_search_that_finds_nothing_new_is_cut_short(env, known_only, monkeypatch):
+    monkeypatch.setattr(FusionSchemeEnv, "unmeasured_masks", lambda self: np.zeros(64, bool))
     episode = walk(env, known_only, options={"units": 3})
     assert sum("recommended_us" in info for info in episode.infos) <= 3 + 4 + 1
-    assert env.ledger.spent
+    assert env.ledger.units == env.ledger.units_spent < 3
 
 
 def test_without_a_budget_it_settles_at_once(env):
