@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from atoffer_rl.agents.checkpoint import SHIPPED_POLICY, Checkpoint, load_checkpoint, save_checkpoint
 from atoffer_rl.agents.hyperparameters import PPOConfig, ppo_config
 from atoffer_rl.agents.imitation import ImitatingPPO
+from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.option_policy import learner_keywords
 from atoffer_rl.agents.rehearsal import Rehearsal
 from atoffer_rl.agents.run_state import checkpoint_of, restore_model, restore_position
@@ -32,6 +33,18 @@ from atoffer_rl.kernels.ledger import Ledger
 
 CHECKPOINT_FILE = "checkpoint.zip"
 NO_LIMIT = 10**6
+
+
+def resume_command(log: RunLog, program: str = "atoffer") -> str:
+    """How the run of `log` goes on; empty while it has no checkpoint.
+
+    Args:
+        log: Of the run.
+        program: What to type for the command line.
+    """
+    if log.folder is None or not (path := log.folder / CHECKPOINT_FILE).is_file():
+        return ""
+    return f"{program} train --resume {shlex.quote(str(path))}"
 
 
 def search(session: Session) -> Result:
@@ -147,6 +160,4 @@ class _Progress(BaseCallback):
         if log.folder is not None:
             path = log.folder / CHECKPOINT_FILE
             save_checkpoint(checkpoint_of(self.ppo, self.session, self.config, self.settled), path, log.remedy)
-            log.remedy = (
-                f"what was measured is kept, make room and go on with atoffer train --resume {shlex.quote(str(path))}"
-            )
+            log.remedy = f"what was measured is kept, make room and go on with {resume_command(log)}"

@@ -31,8 +31,8 @@ RECORDS_FOLDER = Path(__file__).parent / "records"
 SUFFIX = ".jsonl.gz"
 FORMAT = "atoffer-table-1"
 REMEDY = "record it again, or move it away"
-MOST_BYTES, MOST_LINE_BYTES = 2**28, 2**22
-"""Of a table, and of a line of it, unpacked: a small file may claim to be anything."""
+MOST_BYTES = 2**28
+"""Of a table, unpacked: a small file may claim to be anything."""
 _OF_DAMAGE = (ValueError, TypeError, LookupError)
 _CHOICE = re.compile(r"\[(\d+),(\d+)\]:(\w+)(?:\((.*)\))?")
 
@@ -273,7 +273,7 @@ def load_table(path: Path) -> RecordedTable:
     """
     try:
         with io.TextIOWrapper(io.BytesIO(_unpacked(path)), encoding="utf-8") as file:
-            lines = bounded_lines(file, path, MOST_LINE_BYTES)
+            lines = bounded_lines(file, path)
             first = parse_json(next(lines))
             header, subjects = TableHeader.from_json(first), _subjects(first)
             choice_of = lru_cache(maxsize=None)(parse_choice)  # a table names each of its choices many times

@@ -9,6 +9,9 @@ from typing import BinaryIO, TextIO
 
 from atoffer_rl.errors import FileError
 
+LONGEST_LINE = 2**22
+"""A trial takes a few kilobytes, the header of a table some tens."""
+
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:
     """What the regular file `path` holds, or the file that links at `path` lead to.
@@ -25,20 +28,19 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         return file.read(limit_bytes)
 
 
-def bounded_lines(file: TextIO, path: str | Path, longest: int) -> Iterator[str]:
+def bounded_lines(file: TextIO, path: str | Path) -> Iterator[str]:
     """The lines of a text: one that has no end would fill the memory.
 
     Args:
         file: Where they are read from.
         path: What is told of it.
-        longest: Characters of a line at most.
 
     Raises:
-        FileError: If a line has more.
+        FileError: If a line has over `LONGEST_LINE` characters.
     """
-    while line := file.readline(longest + 1):
-        if len(line) > longest:
-            raise FileError(f"{path} has a line of over {longest} characters: choose another file")
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise FileError(f"{path} has a line of over {LONGEST_LINE} characters: choose another file")
         yield line
 
 

@@ -13,15 +13,13 @@ from typing import Any, Self, TypeAlias
 
 from atoffer_rl.errors import FileError, StoreError
 from atoffer_rl.json_text import parse_json
-from atoffer_rl.regular_file import bounded_lines, open_regular
+from atoffer_rl.regular_file import LONGEST_LINE, bounded_lines, open_regular
 from atoffer_rl.trial import PROTOCOL_VERSION, Answers, Machine, Request, Trial, request_key
 from atoffer_rl.whole_file import is_stream, os_reason, real_path, whole_file
 
 APPLICATION_ID = 0x41744F66  # "AtOf": marks the file as a trial store
 LOCK_SECONDS = 5.0
 SIDE_FILES = ("-wal", "-shm", "-journal")
-MOST_LINE_BYTES = 2**22
-"""Of a trial in an export."""
 LEAST_TRIAL_BYTES = 64
 """In the file; bounds how many trials a damaged one may claim."""
 MOST_IMPORT_BYTES = 2**32
@@ -315,7 +313,7 @@ class Store:
                 raise StoreError(f"{path} is the store itself: choose another file to write")
             if target.is_file():
                 with target.open("rb") as file:
-                    if not _may_be_replaced(file.readline(MOST_LINE_BYTES)):
+                    if not _may_be_replaced(file.readline(LONGEST_LINE)):
                         raise StoreError(
                             f"{path} holds something else than exported trials: choose another file to write"
                         )
@@ -353,7 +351,7 @@ def read_jsonl(path: str | Path) -> Iterator[Trial]:
     """
     try:
         with io.TextIOWrapper(open_regular(Path(path), MOST_IMPORT_BYTES), encoding="utf-8-sig") as file:
-            for number, line in enumerate(bounded_lines(file, path, MOST_LINE_BYTES), 1):
+            for number, line in enumerate(bounded_lines(file, path), 1):
                 yield _checked(path, number, line)
     except FileError as error:
         raise StoreError(f"cannot read trials: {error}") from error

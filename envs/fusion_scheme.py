@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from atoffer_rl.envs.decisions import Decision, Phase
 from atoffer_rl.envs.features import CONTEXT, GLOBAL_COLUMN, OPTION_COLUMN
+from atoffer_rl.envs.ledger_view import KNOWLEDGE, LedgerView
 from atoffer_rl.envs.observation import (
     GLOBAL_SIZE,
     OBSERVATION_HIGH,
@@ -21,7 +22,6 @@ from atoffer_rl.envs.observation import (
     OPTION_SIZE,
     Vector,
 )
-from atoffer_rl.envs.progress import KNOWLEDGE, LedgerView
 from atoffer_rl.errors import WorkloadError
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.measurers.protocol import Measurer
@@ -304,7 +304,7 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         decision = self._decision
         option, target = decision.options[index], decision.targets[index]
         info: dict[str, Any] = {"action": option.name}
-        if self._reserved and decision.phase is Phase.SEGMENT and self._view.all_measured(decision.row + index):
+        if self._reserved and decision.phase is Phase.SEGMENT and not self._view.unmeasured(decision)[index]:
             self._release()
         if isinstance(target, Decision):
             self._face(target)

@@ -1,6 +1,5 @@
 """`atoffer train`: a PPO agent searches a workload's schemes and settles on the best it measured."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,7 +106,7 @@ def command(
 
     Example: atoffer train --batch 16 --seq-len 256 --mask strided --budget 128 --export out/scheme
     """
-    from atoffer_rl.agents.ppo import PPOSearch
+    from atoffer_rl.agents.ppo import PPOSearch, resume_command
 
     job.check_export_folder(export)
     start = _start(policy, resume)
@@ -132,8 +131,8 @@ def command(
         with job.watched(session, progress, json):
             result = job.searched(PPOSearch(hyperparameters, start), "ppo", session)
         status = job.finish(result, session, export, json)
-        if not (result.finished or json) and (checkpoint := _checkpoint(log)) is not None:
-            print_line(f"go on with {program('atoffer')} train --resume {shlex.quote(str(checkpoint))}")
+        if not (result.finished or json) and (on := resume_command(log, program("atoffer"))):
+            print_line(f"go on with {on}")
         return status
 
 
@@ -149,21 +148,14 @@ def _run_log(resume: Path | None, parent: Path, name: str) -> "RunLog":
 @contextmanager
 def _told_to_resume(log: "RunLog") -> Iterator[None]:
     """Say how the run goes on where its trials cannot be kept any more."""
+    from atoffer_rl.agents.ppo import resume_command
+
     try:
         yield
     except StoreError as error:
-        if (checkpoint := _checkpoint(log)) is None:
+        if not (on := resume_command(log)):
             raise
-        raise StoreError(f"{error}; then go on with atoffer train --resume {shlex.quote(str(checkpoint))}") from error
-
-
-def _checkpoint(log: "RunLog") -> Path | None:
-    """The run's checkpoint, if it has one yet."""
-    from atoffer_rl.agents.ppo import CHECKPOINT_FILE
-
-    if log.folder is None or not (path := log.folder / CHECKPOINT_FILE).is_file():
-        return None
-    return path
+        raise StoreError(f"{error}; then go on with {on}") from error
 
 
 def _start(policy: str, resume: Path | None) -> "Checkpoint | None":

@@ -9,7 +9,7 @@ import pytest
 from atoffer_rl.bench.record import write_record
 from atoffer_rl.bench.record_file import RecordFile, check_encoder_target, grid_rows, mha_rows
 from atoffer_rl.errors import LogError
-from tests.core.test_store import SCHEME
+from tests.stores import SCHEME
 
 MACHINE = {"device": "GPU", "uuid": "GPU-1", "driver": "1", "versions": {"torch": "2"}, "floor_gb_s": 3000.0}
 

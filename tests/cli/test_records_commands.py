@@ -15,7 +15,7 @@ from atoffer_rl.shortest_path import best_schemes
 from atoffer_rl.store import Store
 from atoffer_rl.table_summary import latencies
 from atoffer_rl.workload import Workload
-from tests.core.test_store import overwrite, segment_trial, store_of_200
+from tests.stores import overwrite, segment_trial, store_of_200
 from tests.synthetic import synthetic_table, with_an_illegal_choice, with_forwards
 
 WORKLOAD = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128, layers=2)

@@ -9,7 +9,7 @@ import pytest
 
 from atoffer_rl.errors import StoreError
 from atoffer_rl.store import Store, read_jsonl
-from tests.core.test_store import full_store, one_line, salvaged, segment_trial
+from tests.stores import full_store, one_line, salvaged, segment_trial
 
 ENDLESS_VIEW = """
 CREATE VIEW trials AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoffer_rl import records
+from atoffer_rl import records, regular_file
 from atoffer_rl.device import H100
 from atoffer_rl.errors import NotRecorded, SchemeError, StoreError
 from atoffer_rl.records import (
@@ -207,7 +207,7 @@ def test_no_more_is_read_than_a_table_may_hold(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(StoreError, match=f"holds over {size - 1} bytes"):
         load_table(path)
     monkeypatch.setattr(records, "MOST_BYTES", size)
-    monkeypatch.setattr(records, "MOST_LINE_BYTES", 100)
+    monkeypatch.setattr(regular_file, "LONGEST_LINE", 100)
     with pytest.raises(StoreError, match="a line of over 100 characters"):
         load_table(path)
     monkeypatch.setattr(records, "MOST_BYTES", path.stat().st_size - 1)

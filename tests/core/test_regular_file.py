@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from atoffer_rl import regular_file
 from atoffer_rl.errors import FileError
 from atoffer_rl.regular_file import bounded_lines, read_regular
 
@@ -26,9 +27,10 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
             read_regular(path, 10)
 
 
-def test_a_line_without_end_is_not_read(tmp_path: Path) -> None:
-    assert list(bounded_lines(io.StringIO("one\nthree\n\nend"), "text", 6)) == ["one\n", "three\n", "\n", "end"]
-    lines = bounded_lines(io.StringIO("one\nthree"), "text", 4)
+def test_a_line_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regular_file, "LONGEST_LINE", 4)
+    assert list(bounded_lines(io.StringIO("one\ntwo\n\nfour"), "text")) == ["one\n", "two\n", "\n", "four"]
+    lines = bounded_lines(io.StringIO("one\nthree"), "text")
     assert next(lines) == "one\n"
     with pytest.raises(FileError, match="text has a line of over 4 characters: choose another file"):
         next(lines)

@@ -14,33 +14,10 @@ from pathlib import Path
 import pytest
 
 from atoffer_rl.errors import StoreError
-from atoffer_rl.run import Run
-from atoffer_rl.scheme import Choice, Scheme
 from atoffer_rl.store import Store, read_jsonl
-from atoffer_rl.trial import ForwardRequest, Machine, SegmentRequest, Status, Trial
-from atoffer_rl.workload import Workload
+from atoffer_rl.trial import ForwardRequest, SegmentRequest, Status, Trial
 from tests.core.test_whole_file import small_files
-
-WORKLOAD = Workload(batch=2, seq_len=32, heads=2, head_dim=32, ffn_dim=128)
-MACHINE = Machine("GPU", "uuid", "1", "13.0", "nvrtc", "cublas")
-CHOICE = Choice(Run(7, 8), "gemm", (("tile", 64),))
-SCHEME = Scheme(tuple(Choice(Run(i, i), "chain") for i in range(15)))
-
-
-def segment_trial(choice: Choice = CHOICE, latency_us: float = 5.0) -> Trial:
-    request = SegmentRequest(WORKLOAD, choice)
-    return Trial(
-        request.subject,
-        choice,
-        None,
-        "plain",
-        Status.OK,
-        latency_us=latency_us,
-        samples_us=(latency_us,),
-        source_hash="abc",
-        machine=MACHINE,
-        detail={"sm_clock_mhz": 1980},
-    )
+from tests.stores import CHOICE, MACHINE, SCHEME, WORKLOAD, full_store, one_line, segment_trial
 
 
 def test_trials_return_as_they_were_added(tmp_path: Path) -> None:
@@ -149,104 +126,12 @@ def test_trials_of_another_protocol_are_not_imported(tmp_path: Path) -> None:
         list(read_jsonl(path))
 
 
-def one_line(error: pytest.ExceptionInfo[StoreError]) -> str:
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_text("not a database, but long enough to have a header " * 100)
     with pytest.raises(StoreError) as error:
         Store(path)
     assert "damaged" in one_line(error)
-
-
-def test_a_store_with_overwritten_pages(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    with Store(path) as store:
-        for index in range(200):
-            store.add(segment_trial(latency_us=index + 1.0))
-    content = bytearray(path.read_bytes())
-    content[4096 : 4096 * 8] = b"\xff" * (4096 * 7)
-    path.write_bytes(content)
-    with pytest.raises(StoreError) as error, Store(path) as store:
-        list(store.trials())
-    assert "damaged" in one_line(error)
-
-
-def overwrite(path: Path, pages: list[int]) -> None:
-    content = bytearray(path.read_bytes())
-    for page in pages:
-        content[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
-    path.write_bytes(content)
-
-
-def store_of_200(path: Path) -> tuple[int, list[int]]:
-    """The root page of the index, and the pages that hold trials."""
-    with Store(path) as store:
-        for index in range(200):
-            store.add(segment_trial(latency_us=index + 1.0))
-        query = "SELECT rootpage FROM sqlite_master WHERE name = 'trials_by_key'"
-        (root,) = store._connection.execute(query).fetchone()
-    content = path.read_bytes()
-    pages = range(10, len(content) // 4096 + 1)
-    return root, [page for page in pages if content[4096 * (page - 1)] == 13]
-
-
-def salvaged(path: Path) -> tuple[list[float | None], int]:
-    """The latencies that can be read, and how many trials cannot."""
-    damage: list[StoreError] = []
-    with Store(path, read_only=True, salvage=True) as store:
-        return [trial.latency_us for trial in store.trials(damage.append)], len(damage)
-
-
-def test_with_a_damaged_index_every_trial_can_be_salvaged(tmp_path: Path) -> None:
-    root, _ = store_of_200(tmp_path / "s.db")
-    overwrite(tmp_path / "s.db", [root])
-    with pytest.raises(StoreError, match="--skip-damaged") as error:
-        Store(tmp_path / "s.db", read_only=True)
-    assert "damaged" in one_line(error)
-    assert salvaged(tmp_path / "s.db") == ([index + 1.0 for index in range(200)], 0)
-
-
-@pytest.mark.parametrize("index_too", [False, True])
-@pytest.mark.parametrize("places", [[5], [5, 20], [-1]])
-def test_trials_beside_damaged_pages_can_be_salvaged(tmp_path: Path, places: list[int], index_too: bool) -> None:
-    root, leaves = store_of_200(tmp_path / "s.db")
-    overwrite(tmp_path / "s.db", [leaves[place] for place in places] + [root] * index_too)
-    found, lost = salvaged(tmp_path / "s.db")
-    assert len(found) > 150
-    assert len(found) + lost == 200 or (index_too and places == [-1])
-
-
-def test_of_a_store_that_was_cut_off_the_rest_can_be_salvaged(tmp_path: Path) -> None:
-    store_of_200(tmp_path / "s.db")
-    content = (tmp_path / "s.db").read_bytes()
-    (tmp_path / "s.db").write_bytes(content[: len(content) * 3 // 4])
-    with pytest.raises(StoreError, match="--skip-damaged"):
-        Store(tmp_path / "s.db", read_only=True)
-    found, _ = salvaged(tmp_path / "s.db")
-    assert len(found) > 50
-
-
-def test_trials_of_odd_numbers_can_be_salvaged(tmp_path: Path) -> None:
-    store_of_200(tmp_path / "s.db")
-    with closing(sqlite3.connect(tmp_path / "s.db")) as connection, connection:
-        connection.execute("UPDATE trials SET id = -7 WHERE id = 3")
-        connection.execute("UPDATE trials SET id = 4000000000000 WHERE id = 4")
-    found, lost = salvaged(tmp_path / "s.db")
-    assert (len(found), lost) == (200, 0)
-
-
-def test_damaged_names_in_a_store(tmp_path: Path) -> None:
-    store_of_200(tmp_path / "s.db")
-    content = bytearray((tmp_path / "s.db").read_bytes())
-    place = content.index(b"CREATE TABLE trials")
-    content[place + 3 : place + 8] = b"\xbf" * 5
-    (tmp_path / "s.db").write_bytes(bytes(content))
-    with pytest.raises(StoreError, match="damaged"):
-        Store(tmp_path / "s.db", read_only=True)
 
 
 def test_a_database_of_something_else(tmp_path: Path) -> None:
@@ -316,7 +201,7 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from contextlib import closing
-from tests.core.test_store import segment_trial
+from tests.stores import segment_trial
 from atoffer_rl.store import Store
 store = Store(sys.argv[1])
 for index in range(10_000):
@@ -368,12 +253,6 @@ def test_rows_that_are_no_trials(tmp_path: Path, text: str) -> None:
         with pytest.raises(StoreError, match="line 1") as error:
             store.add_all(read_jsonl(lines))
         assert "\n" not in str(error.value)
-
-
-def full_store(path: Path) -> Path:
-    with Store(path) as store:
-        store.add(segment_trial())
-    return path
 
 
 @pytest.mark.parametrize("name", ["s.db", "s.db-wal", "./s.db", "../here/s.db", "link", "hard"])
@@ -488,18 +367,6 @@ def test_a_commit_that_fails_is_no_damage_and_undone(tmp_path: Path) -> None:
         kept = len(list(store.trials()))
         store.add(segment_trial())
         assert len(list(store.trials())) == kept + 1
-
-
-@pytest.mark.parametrize(("begin", "end"), [(0, 20480), (4096, 8192), (4096, 20480)])
-def test_zeroed_pages_are_told_plainly(tmp_path: Path, begin: int, end: int) -> None:
-    path = full_store(tmp_path / "s.db")
-    content = bytearray(path.read_bytes())
-    content[begin:end] = bytes(len(content[begin:end]))
-    path.write_bytes(content)
-    for read_only in (False, True):
-        with pytest.raises(StoreError, match="move it away") as error:
-            Store(path, read_only=read_only)
-        assert "***" not in one_line(error)
 
 
 @pytest.mark.parametrize("header", ["{", b"x", 3, f'{{"a": {DEEP}}}'])

@@ -11,7 +11,7 @@ from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.store import parse_trial
 from atoffer_rl.trial import Status, Trial
-from tests.core.test_store import CHOICE, SCHEME, segment_trial
+from tests.stores import CHOICE, SCHEME, segment_trial
 
 FORWARD = Trial("workload=x", None, SCHEME, "plain", Status.OK, latency_us=9.0)
 WRONG: dict[str, list[Any]] = {

@@ -6,7 +6,7 @@ from atoffer_rl.kernels.recorder import doubtful, replaces
 from atoffer_rl.run import Run
 from atoffer_rl.scheme import Choice
 from atoffer_rl.trial import Status
-from tests.core.test_store import segment_trial
+from tests.stores import segment_trial
 
 
 def test_what_answers_of_two_trials() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from atoffer_rl.envs.cost_model import NOISE_SPREAD, PRIOR_MEAN, CostModel, design
 from atoffer_rl.envs.features import OPTION_COLUMN, static_features
-from atoffer_rl.envs.progress import LedgerView
+from atoffer_rl.envs.ledger_view import LedgerView
 from atoffer_rl.kernels.legal_space import LegalSpace
 from atoffer_rl.shortest_path import CutGraph
 from tests.core.test_shortest_path import through_us

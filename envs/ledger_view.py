@@ -152,10 +152,6 @@ class LedgerView:
         # By cut position, of any segment that begins there or later.
         self._onward: Float = np.maximum.accumulate(largest[::-1])[::-1]
 
-    def all_measured(self, row: int) -> bool:
-        """Whether every choice that follows the option in `row` was measured."""
-        return not self._open[row]
-
     def unmeasured(self, decision: Decision) -> Flags:
         """Which options of `decision` some choice follows that was not measured."""
         flags: Flags = self._open[decision.rows]
