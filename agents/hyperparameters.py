@@ -1,6 +1,6 @@
 """Hyperparameters: documented dataclasses, their values in `config/*.yml` as RL Baselines3 Zoo keeps them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ MAX_ROLLOUT = 2**16
 """Steps that are kept for an update, of all environments together: each takes 12 kilobytes."""
 MAX_MINIBATCH = 2**13
 """Steps that the network sees together: with the widest layers each takes a megabyte."""
+ROLLOUT = ("n_envs", "n_steps", "batch_size")
+"""What says together how many steps an update and its minibatches have."""
 _BOUNDS = {
     "n_envs": (1, MAX_ENVS),
     "n_steps": (2, MAX_ROLLOUT),
@@ -132,35 +134,41 @@ def pretrain_config(changes: Mapping[str, Any] | None = None) -> PretrainConfig:
 
 
 def _values(config: type, path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    values = read_section(path, SECTION) | {name: value for name, value in changes.items() if value is not None}
+    given = {name: value for name, value in changes.items() if value is not None}
+    values = read_section(path, SECTION) | given
     types = {field.name: field.type for field in fields(config)}
-    if wrong := sorted(map(_named, set(values) ^ set(types))):
-        raise AtofferError(f"{path}: {quote(', '.join(wrong), str)} unknown or missing")
-    checked = {name: _checked(path, name, value, types[name]) for name, value in values.items()}
-    _check_rollout(path, **{name: checked[name] for name in ("n_envs", "n_steps", "batch_size")})
+
+    def place(names: Iterable[str]) -> str:
+        """The file where it alone says what `names` are."""
+        return "" if given.keys() & set(names) else f"{path}: "
+
+    if wrong := set(values) ^ set(types):
+        raise AtofferError(f"{place(wrong)}{quote(', '.join(sorted(map(_named, wrong))), str)} unknown or missing")
+    checked = {name: _checked(place([name]), name, value, types[name]) for name, value in values.items()}
+    _check_rollout(place(ROLLOUT), **{name: checked[name] for name in ROLLOUT})
     return checked
 
 
-def _check_rollout(path: Path, n_envs: int, n_steps: int, batch_size: int) -> None:
+def _check_rollout(place: str, n_envs: int, n_steps: int, batch_size: int) -> None:
     """Accept a rollout that fits into memory, and whose minibatches have advantages that can be normalised."""
     rollout = n_envs * n_steps
     total, minibatch = f"n_envs * n_steps is {rollout} steps", min(batch_size, rollout)
     if rollout > MAX_ROLLOUT:
-        raise AtofferError(f"{path}: {total}, over {MAX_ROLLOUT} take too much memory: reduce n_steps or n_envs")
+        raise AtofferError(f"{place}{total}, over {MAX_ROLLOUT} take too much memory: reduce n_steps or n_envs")
     if minibatch > MAX_MINIBATCH:
-        raise AtofferError(f"{path}: minibatches of {minibatch} steps take too much memory: reduce batch_size")
+        raise AtofferError(f"{place}minibatches of {minibatch} steps take too much memory: reduce batch_size")
     if rollout % minibatch == 1:
         lonely = f"of which the last minibatch of batch_size {batch_size} has one alone"
-        raise AtofferError(f"{path}: {total}, {lonely}: change n_steps or batch_size")
+        raise AtofferError(f"{place}{total}, {lonely}: change n_steps or batch_size")
 
 
-def _checked(path: Path, name: str, value: Any, kind: Any) -> Any:
+def _checked(place: str, name: str, value: Any, kind: Any) -> Any:
     whole = kind is int
     least, most = _BOUNDS.get(name, (0, LARGEST))
     right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not right or not least <= value <= most:
         expected = "a whole number" if whole else "a number"
-        raise AtofferError(f"{path}: {name} must be {expected} from {least} to {most}, not {_shown(value)}")
+        raise AtofferError(f"{place}{name} must be {expected} from {least} to {most}, not {_shown(value)}")
     return kind(value)
 
 

@@ -29,6 +29,7 @@ class RunLog:
     Args:
         folder: Where to; it is made if need be. None keeps nothing.
         remedy: What to do where it cannot be written.
+        command: What begins such a run on the command line, with the options that it does not keep itself.
 
     Attributes:
         remedy: As above; whoever writes a checkpoint knows a better one from then on.
@@ -37,8 +38,10 @@ class RunLog:
         LogError: Here and from every method, if the folder cannot be written.
     """
 
-    def __init__(self, folder: Path | None = None, remedy: str = ANOTHER_FOLDER) -> None:
-        self.folder, self.remedy = folder, remedy
+    def __init__(
+        self, folder: Path | None = None, remedy: str = ANOTHER_FOLDER, command: str = "atoffer train"
+    ) -> None:
+        self.folder, self.remedy, self.command = folder, remedy, command
         self._writer: SummaryWriter | None = None
         if folder is None:
             return

@@ -35,16 +35,11 @@ CHECKPOINT_FILE = "checkpoint.zip"
 NO_LIMIT = 10**6
 
 
-def resume_command(log: RunLog, program: str = "atoffer") -> str:
-    """How the run of `log` goes on; empty while it has no checkpoint.
-
-    Args:
-        log: Of the run.
-        program: What to type for the command line.
-    """
+def resume_command(log: RunLog) -> str:
+    """How the run of `log` goes on; empty while it has no checkpoint."""
     if log.folder is None or not (path := log.folder / CHECKPOINT_FILE).is_file():
         return ""
-    return f"{program} train --resume {shlex.quote(str(path))}"
+    return f"{log.command} --resume {shlex.quote(str(path))}"
 
 
 def search(session: Session) -> Result:
@@ -160,4 +155,4 @@ class _Progress(BaseCallback):
         if log.folder is not None:
             path = log.folder / CHECKPOINT_FILE
             save_checkpoint(checkpoint_of(self.ppo, self.session, self.config, self.settled), path, log.remedy)
-            log.remedy = f"what was measured is kept, make room and go on with {resume_command(log)}"
+            log.remedy = f"what was measured is kept, mend that and go on with {resume_command(log)}"

@@ -258,6 +258,12 @@ class FusionSchemeEnv(gymnasium.Env[Vector, np.int64]):
         masks[: len(self._decision.options)] &= self._view.unmeasured(self._decision) & self._reserved
         return masks
 
+    def leading_masks(self) -> NDArray[np.bool_]:
+        """Which legal actions leave room for a choice that was not measured, in this segment or a later one, (64,)."""
+        masks = self._mask.copy()
+        masks[: len(self._decision.options)] &= self._view.leading(self._decision)
+        return masks
+
     def action_meanings(self) -> list[str]:
         """The options of the present decision in words, in the order of their actions."""
         return [option.name for option in self._decision.options]

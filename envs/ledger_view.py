@@ -157,6 +157,12 @@ class LedgerView:
         flags: Flags = self._open[decision.rows]
         return flags
 
+    def leading(self, decision: Decision) -> Flags:
+        """Which options of `decision` a choice that was not measured follows, in their own segment or a later one."""
+        last = self.static.choice_firsts.max(where=~self.measured, initial=-1)
+        flags: Flags = self._open[decision.rows] | (self.static.ends[decision.rows] <= last)
+        return flags
+
     def legal(self, decision: Decision, may_measure: bool) -> Flags:
         """Which options of `decision` some completion follows that is right, or may still be measured."""
         known = self._known[decision.rows]

@@ -57,8 +57,9 @@ class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
     on, over the oracle's. An illegal action ends the episode with reward `FAILURE_RETURN`.
 
     A search has as many schemes as units and `SPARE_SCHEMES` more. Where no more are left than units, each has to
-    measure something new: from an operator on, another one for each scheme, only options are offered that lead there.
-    Where there are none, it runs out of schemes, what is left of its budget is forfeited, and it settles.
+    measure something new: from an operator on, another one for each scheme, only options are offered that end there,
+    and before it, or where none does, only those that leave room for one that does. Where nothing is left to measure,
+    it runs out of schemes, the rest of its budget is forfeited, and it settles.
 
     Args:
         env: A fusion scheme environment, wrapped or not.
@@ -142,9 +143,12 @@ class SearchEpisode(gymnasium.Wrapper[Vector, np.int64, Vector, np.int64]):
         masks: NDArray[np.bool_] = self.env.get_wrapper_attr("action_masks")()
         if self._settling or self.ledger.units is None or self._schemes_left > self.ledger.units_left:
             return masks
-        new: NDArray[np.bool_] = self.env.get_wrapper_attr("unmeasured_masks")()
-        begins = self._schemes_left * OPERATOR_STRIDE % OPERATOR_COUNT
-        return new if self.env.get_wrapper_attr("operator") >= begins and new.any() else masks
+        if self.env.get_wrapper_attr("operator") >= self._schemes_left * OPERATOR_STRIDE % OPERATOR_COUNT:
+            new: NDArray[np.bool_] = self.env.get_wrapper_attr("unmeasured_masks")()
+            if new.any():
+                return new
+        leading: NDArray[np.bool_] = self.env.get_wrapper_attr("leading_masks")()
+        return leading if leading.any() else masks
 
     def _draw_budget(self) -> int:
         low, high = self.budgets

@@ -98,6 +98,11 @@ class Ledger:
         """Whether the budget is used up, so that nothing new can be measured."""
         return self.units_left < 1 or self.seconds_left <= 0.0
 
+    @property
+    def complete(self) -> bool:
+        """Whether every legal choice is known, so that there is nothing new to measure."""
+        return len(self.trials) == len(self.space.all_choices)
+
     def reserve(self) -> bool:
         """Set a unit aside for a choice that is being made; says whether one was free.
 

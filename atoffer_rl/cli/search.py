@@ -59,7 +59,7 @@ def command(
         job.opened_measurer(measurer, workload, store, json) as opened,
         RunLog(job.run_folder(log_folder, run_name)) as log,
     ):
-        log.remedy = "what was measured is kept, make room and search again"
+        log.remedy = "what was measured is kept, mend that and search again"
         session = job.new_session(workload, opened, (budget, seconds), standalone, seed, log)
         with job.watched(session, progress, json):
             result = job.searched(chosen, searcher, session)

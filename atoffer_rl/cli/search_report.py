@@ -104,10 +104,11 @@ def _latency(latency_us: float, unfused_us: float, regret: float | None) -> str:
 
 
 def _measured(result: "Result", session: "Session", how: str = "measured") -> str:
+    complete = ", all there are" * session.ledger.complete
     free = len(session.ledger.space.unfused.choices)
     recorded = " when recorded" if session.ledger.measurer.name == "replay" else ""
     return (
-        f"{result.units} choices {how} (the {free} of the unfused scheme are free), "
+        f"{result.units} choices {how}{complete} (the {free} of the unfused scheme are free), "
         f"{result.seconds:.1f} s of measuring{recorded}{_forfeited(session)}"
     )
 
@@ -115,7 +116,7 @@ def _measured(result: "Result", session: "Session", how: str = "measured") -> st
 def _forfeited(session: "Session") -> str:
     """What is left of a budget whose policy has stopped measuring."""
     units = session.ledger.units
-    if units is None or session.units is None or units >= session.units:
+    if units is None or session.units is None or units >= session.units or session.ledger.complete:
         return ""
     left = session.units - units
     return f", {left} units forfeited: the policy built schemes of known choices alone, another --seed may not"

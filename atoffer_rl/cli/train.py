@@ -1,6 +1,7 @@
 """`atoffer train`: a PPO agent searches a workload's schemes and settles on the best it measured."""
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,25 +125,31 @@ def command(
     run_name = job.run_name("ppo", workload, seed)
     with (
         job.opened_measurer(measurer, workload, store, json) as opened,
-        _run_log(resume, log_folder, run_name) as log,
+        _run_log(resume, log_folder, run_name, _command({"--store": store, "--export": export})) as log,
         _told_to_resume(log),
     ):
         session = _session(workload, opened, start, (budget, seconds), standalone, seed, log)
         with job.watched(session, progress, json):
             result = job.searched(PPOSearch(hyperparameters, start), "ppo", session)
         status = job.finish(result, session, export, json)
-        if not (result.finished or json) and (on := resume_command(log, program("atoffer"))):
-            print_line(f"go on with {on}")
+        if not json and (on := resume_command(log)):
+            _tell_of_rest(result.finished, session, hyperparameters.timesteps, on)
         return status
 
 
-def _run_log(resume: Path | None, parent: Path, name: str) -> "RunLog":
+def _command(options: Mapping[str, Path | None]) -> str:
+    """What to type to train with the given ones of `options`, which a checkpoint does not keep."""
+    given = [(name, str(path)) for name, path in options.items() if path is not None]
+    return " ".join([program("atoffer"), "train", *(shlex.quote(word) for option in given for word in option)])
+
+
+def _run_log(resume: Path | None, parent: Path, name: str, command: str) -> "RunLog":
     """The log of a new run called `name`, or of the run that goes on."""
-    from atoffer_rl.agents.log import RunLog
+    from atoffer_rl.agents.log import ANOTHER_FOLDER, RunLog
 
     if resume is None:
-        return RunLog(job.run_folder(parent, name))
-    return RunLog(resume.parent, "copy the folder elsewhere, and resume there")
+        return RunLog(job.run_folder(parent, name), ANOTHER_FOLDER, command)
+    return RunLog(resume.parent, "copy the folder elsewhere, and resume there", command)
 
 
 @contextmanager
@@ -199,6 +206,14 @@ def _tell_of_limits(hyperparameters: "PPOConfig", start: "Checkpoint", budget: i
         print_line(f"the run has measured {measured} choices and measures no more: --budget gives it more")
     if hyperparameters.timesteps <= int(start.run["timesteps"]):
         print_line("the run has taken all its steps and learns no more: --timesteps gives it more")
+
+
+def _tell_of_rest(finished: bool, session: "Session", timesteps: int, on: str) -> None:
+    """Say how a run goes on, with `on`, that stopped before its budget was spent."""
+    if not finished:
+        print_line(f"go on with {on}")
+    elif not (session.ledger.spent or session.ledger.complete):
+        print_line(f"its {timesteps} steps were over before its budget: go on with {on} --timesteps {2 * timesteps}")
 
 
 def _session(

@@ -56,6 +56,16 @@ def test_wrong_values_are_named(tmp_path, change, complaint):
         ppo_config(path=tmp_path / "own.yml")
 
 
+@pytest.mark.parametrize("change", [{"n_envs": 0}, {"colour": 1}, {"n_steps": 129}])
+def test_only_a_file_that_is_wrong_is_named(tmp_path, change):
+    values = yaml.safe_load((CONFIG_FOLDER / "ppo.yml").read_text())[SECTION] | change
+    (tmp_path / "own.yml").write_text(yaml.safe_dump({SECTION: values}))
+    with pytest.raises(AtofferError, match=f"^{tmp_path}/own.yml: "):
+        ppo_config(path=tmp_path / "own.yml")
+    with pytest.raises(AtofferError, match=r"^(n_envs|colour) "):
+        ppo_config(change)
+
+
 def test_a_minibatch_may_be_the_whole_rollout():
     assert ppo_config({"n_steps": 65, "batch_size": 10**6}).batch_size == 10**6
     assert ppo_config({"n_steps": 130}).n_steps == 130

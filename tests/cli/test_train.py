@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoffer_rl.agents import random_search
+from atoffer_rl.agents import ppo, random_search
 from atoffer_rl.agents.checkpoint import load_checkpoint
 from atoffer_rl.agents.hyperparameters import CONFIG_FOLDER
 from atoffer_rl.agents.log import RunLog
@@ -265,17 +265,55 @@ def test_an_interrupted_training_says_how_to_go_on(train, tmp_path, monkeypatch)
     checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
     assert outcome.status == 130
     assert checkpoint.is_file()
-    assert f"train --resume {checkpoint}" in outcome.out
+    assert f"go on with {program('atoffer')} train --resume {checkpoint}" in outcome.out
+
+
+def test_a_run_whose_steps_are_over_before_its_budget_says_how_to_go_on(train, atoffer, tmp_path):
+    outcome = train("--budget", 60, "--timesteps", 32)
+    checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
+    go_on = f"{program('atoffer')} train --resume {checkpoint} --timesteps 64"
+    assert outcome.out.endswith(f"its 32 steps were over before its budget: go on with {go_on}\n")
+    resumed = atoffer(*shlex.split(go_on)[1:])
+    assert json.loads((checkpoint.parent / "result.json").read_text())["units"] > 0
+    assert resumed.status == 0
+
+
+def test_a_run_whose_budget_is_spent_says_nothing_of_it(train):
+    assert "go on with" not in train("--budget", 3).out
+
+
+def test_a_budget_for_all_choices_says_that_there_are_no_more(atoffer, tmp_path, table):
+    words = ("search", *SHAPE, "--log-folder", tmp_path, "--budget", 5000)
+    assert f"{len(table.trials) - 15} choices measured, all there are (" in atoffer(*words).out
+
+
+def test_how_to_go_on_names_what_a_checkpoint_does_not_keep(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(Session, "check_interrupt", interrupt)
+    store, export = tmp_path / "my trials.db", tmp_path / "scheme"
+    outcome = train("--budget", 12, "--store", store, "--export", export)
+    checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
+    assert f"train --store '{store}' --export {export} --resume {checkpoint}" in outcome.out
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_without_a_checkpoint_nothing_is_said_of_going_on(train, tmp_path, monkeypatch):
+    def full(session):
+        raise StoreError("no space left: free some")
+
+    monkeypatch.setattr(ppo, "save_checkpoint", lambda *_: None)
+    monkeypatch.setattr(Session, "note", full)
+    assert train("--budget", 12).err == "atoffer: no space left: free some\n"
 
 
 @pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_says_how_to_go_on(train, atoffer, tmp_path):
     searched = atoffer("search", *SHAPE, "--log-folder", tmp_path / "searches")
-    assert "what was measured is kept, make room and search again" in searched.err
+    assert "what was measured is kept, mend that and search again" in searched.err
     outcome = train("--budget", 12)
     checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
     assert checkpoint.is_file()
-    assert f"what was measured is kept, make room and go on with atoffer train --resume {checkpoint}" in outcome.err
+    go_on = f"{program('atoffer')} train --resume {checkpoint}"
+    assert f"what was measured is kept, mend that and go on with {go_on}" in outcome.err
 
 
 def test_a_full_store_says_how_to_go_on(train, tmp_path, monkeypatch):
@@ -285,7 +323,8 @@ def test_a_full_store_says_how_to_go_on(train, tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "note", full)
     outcome = train("--budget", 12)
     checkpoint = only(tmp_path / "logs") / "checkpoint.zip"
-    assert outcome.err == f"atoffer: no space left: free some; then go on with atoffer train --resume {checkpoint}\n"
+    go_on = f"{program('atoffer')} train --resume {checkpoint}"
+    assert outcome.err == f"atoffer: no space left: free some; then go on with {go_on}\n"
 
 
 def test_the_default_budget_is_a_tenth(atoffer, tmp_path, table):

@@ -158,3 +158,12 @@ def test_a_layer_whose_scores_cannot_be_stored_is_searched_like_any_other(units)
         assert all(mask.any() for mask in episode.masks)
         assert all(np.isfinite(observation).all() for observation in episode.observations)
     assert ledger.best()[1] <= ledger.unfused_us
+
+
+def test_nothing_unmeasured_is_offered_without_a_unit(open_ledger):
+    ledger = open_ledger(1)
+    first, second = FusionSchemeEnv(ledger=ledger), FusionSchemeEnv(ledger=ledger)
+    first.reset()
+    second.reset()
+    assert first.unmeasured_masks().any()
+    assert not second.unmeasured_masks().any()

@@ -89,11 +89,63 @@ def test_a_policy_that_stays_with_what_it_knows_is_made_to_spend_its_budget(env,
     assert len(firsts) > min(units, 6) // 2  # not all at the layer's beginning
 
 
-def test_a_search_that_finds_nothing_new_is_cut_short(env, known_only, monkeypatch):
-    monkeypatch.setattr(FusionSchemeEnv, "unmeasured_masks", lambda self: np.zeros(64, bool))
-    episode = walk(env, known_only, options={"units": 3})
-    assert sum("recommended_us" in info for info in episode.infos) <= 3 + 4 + 1
-    assert env.ledger.units == env.ledger.units_spent < 3
+@pytest.fixture(params=[range(3), range(13, 15), (6,)], ids=["the first", "the last", "one of them"])
+def nearly_known(request, searches):
+    """A search in which only choices that begin at a few operators are left to measure, and how many."""
+    space = searches[0].open(0).space
+    left = [choice for choice in space.all_choices if choice.run.first in request.param]
+    left = [choice for choice in left if choice not in space.unfused.choices][-24:]
+    known = [choice for choice in space.all_choices if choice not in (*left, *space.unfused.choices)]
+
+    def opened(units):
+        ledger = searches[0].open(units + len(known))
+        ledger.restore(known)
+        return ledger
+
+    return Search(opened, ORACLE_US), len(left)
+
+
+def test_a_budget_for_all_there_is_measures_all_there_is(env, known_only, nearly_known):
+    search, left = nearly_known
+    episode = walk(env, known_only, options={"search": search, "units": left})
+    assert env.ledger.units == env.ledger.units_spent
+    assert len(env.ledger.trials) == len(env.ledger.space.all_choices)
+    assert sum("recommended_us" in info for info in episode.infos) <= left + 4 + 1
+
+
+def test_an_option_leads_to_what_its_segment_or_a_later_one_may_measure(nearly_known):
+    search, left = nearly_known
+    ledger = search.open(left)
+    env = FusionSchemeEnv(ledger=ledger)
+    env.reset()
+    tree = env._view.tree
+    unmeasured = [number for number, choice in enumerate(tree.choices) if choice not in ledger.trials]
+    last = max(tree.choices[number].run.first for number in unmeasured)
+    for decision in tree.decisions:
+        env._face(decision)
+        expected = [
+            not set(option.choices).isdisjoint(unmeasured) or option.run.last < last for option in decision.options
+        ]
+        legal = env.action_masks()[: len(expected)]
+        assert env.leading_masks()[: len(expected)].tolist() == (legal & expected).tolist()
+
+
+def test_a_budget_for_more_than_there_is_forfeits_the_rest(env, known_only, nearly_known):
+    search, left = nearly_known
+    walk(env, known_only, options={"search": search, "units": left + 5})
+    assert env.ledger.units_left == 0
+    assert len(env.ledger.trials) == len(env.ledger.space.all_choices)
+
+
+def test_without_a_limit_on_units_nothing_is_due(measurer):
+    timed = Search(lambda _: Ledger(WORKLOAD, measurer, seconds=1e9), ORACLE_US)
+    env = SearchEpisode(FusionSchemeEnv(ledger=timed.open(0)), [timed], (1, 1))
+    env.reset(seed=0)
+    for _ in range(60):
+        legal = env.unwrapped.action_masks()
+        assert np.array_equal(env.action_masks(), legal)
+        known = env.unwrapped._view._known[env.unwrapped._decision.rows]
+        env.step(np.int64((legal[: len(known)] & known).argmax()))
 
 
 def test_without_a_budget_it_settles_at_once(env):
