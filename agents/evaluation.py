@@ -45,18 +45,18 @@ def evaluate(checkpoint: Checkpoint, session: Session) -> Result:
         session.ledger.units = None
         rollout = rehearsal.proposal(policy)
     else:
-        _search(policy, env, session, rehearsal)
+        _search(policy, env, session)
         rollout = rehearsal.rollout(policy)
     env.close()
     return session.result("eval", rollout)
 
 
-def _search(policy: OptionPolicy, env: FusionSchemeEnv, session: Session, rehearsal: Rehearsal) -> None:
+def _search(policy: OptionPolicy, env: FusionSchemeEnv, session: Session) -> None:
     # A policy that finds nothing new any more has as many schemes as there are choices, however large the budget.
     units = min(session.ledger.units or 0, len(session.ledger.space.all_choices))
     search = SearchEpisode(env, [Search(lambda _: session.ledger)], (units, units), settle=False)
     observation, _ = search.reset(seed=session.seed)
-    over = rehearsal.exhausted
+    over = session.ledger.exhausted
     while not over:
         session.check_interrupt()
         action, _ = policy.predict(observation, action_masks=search.action_masks())

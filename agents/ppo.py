@@ -79,7 +79,7 @@ class PPOSearch:
         progress = _Progress(model, session, rehearsal, self.config)
         if self.start is not None and self.start.resumable:
             settled = int(self.start.run.get("settled", 0))
-            if not settled or rehearsal.exhausted:  # else a larger budget has it search again
+            if not settled or session.ledger.exhausted:  # else a larger budget has it search again
                 restore_position(model, self.start)
                 progress.settled = settled
         try:
@@ -102,7 +102,7 @@ class PPOSearch:
             **learner_keywords(self.config, session.seed),
         )
         model.set_logger(sb3_logger(session.log))
-        model.lesson = lambda: rehearsal.lesson() if rehearsal.exhausted else None
+        model.lesson = lambda: rehearsal.lesson() if session.ledger.exhausted else None
         model.imitation_coef = self.config.imitation_coef
         if self.start is not None:
             restore_model(model, self.start)
@@ -143,7 +143,7 @@ class _Progress(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         self.save()
-        if self.rehearsal.exhausted:
+        if self.session.ledger.exhausted:
             rollout_us = measured_us(self.session.ledger, self.rehearsal.rollout(self.ppo.policy))
             best_us = self.session.ledger.graph.best_us
             self.session.log.scalar("policy/rollout_us", rollout_us, self.num_timesteps)

@@ -40,11 +40,6 @@ class Rehearsal:
         self._env = FusionSchemeEnv(ledger=ledger)
         self._tree = decision_tree(ledger.space)
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether nothing new can be measured: the budget is spent, or every choice is known."""
-        return self.ledger.spent or len(self.ledger.trials) == len(self._tree.choices)
-
     def rollout(self, policy: MaskableActorCriticPolicy) -> Scheme:
         """The scheme that `policy` builds of measured choices when it always takes its likeliest option."""
         with self._nothing_new():
@@ -79,7 +74,7 @@ class Rehearsal:
     @contextmanager
     def _nothing_new(self) -> Iterator[None]:
         units, hits = self.ledger.units, self.ledger.cache_hits
-        if not self.exhausted:
+        if not self.ledger.exhausted:
             self.ledger.units = self.ledger.units_spent
         try:
             yield

@@ -95,13 +95,18 @@ class Ledger:
 
     @property
     def spent(self) -> bool:
-        """Whether the budget is used up, so that nothing new can be measured."""
+        """Whether the budget is used up."""
         return self.units_left < 1 or self.seconds_left <= 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether every legal choice is known, so that there is nothing new to measure."""
+        """Whether every legal choice is known."""
         return len(self.trials) == len(self.space.all_choices)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing new can be measured: the budget is spent, or every choice is known."""
+        return self.spent or self.complete
 
     def reserve(self) -> bool:
         """Set a unit aside for a choice that is being made; says whether one was free.

@@ -212,7 +212,7 @@ def _tell_of_rest(finished: bool, session: "Session", timesteps: int, on: str) -
     """Say how a run goes on, with `on`, that stopped before its budget was spent."""
     if not finished:
         print_line(f"go on with {on}")
-    elif not (session.ledger.spent or session.ledger.complete):
+    elif not session.ledger.exhausted:
         print_line(f"its {timesteps} steps were over before its budget: go on with {on} --timesteps {2 * timesteps}")
 
 

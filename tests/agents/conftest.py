@@ -1,12 +1,12 @@
 """A recorded workload without a GPU, and searches on it."""
 
 import pytest
-import torch
 
 from atoffer_rl.agents.hyperparameters import ppo_config
 from atoffer_rl.agents.log import RunLog
 from atoffer_rl.agents.oracle import oracle
 from atoffer_rl.agents.session import Session
+from atoffer_rl.agents.threads import single_thread
 from atoffer_rl.kernels.ledger import Ledger
 from atoffer_rl.kernels.measurers.replay import ReplayMeasurer
 from atoffer_rl.workload import Workload
@@ -19,10 +19,8 @@ SMOKE = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "hidden": 16, "timestep
 @pytest.fixture(autouse=True)
 def _one_thread():
     """Small networks learn fastest on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with single_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

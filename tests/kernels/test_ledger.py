@@ -125,3 +125,21 @@ def test_infinite_seconds_are_no_limit(table):
     ledger = Ledger(WORKLOAD, ReplayMeasurer(table), 4, float("inf"))
     assert ledger.seconds is None
     assert not ledger.spent
+
+
+def test_a_spent_budget_exhausts_a_ledger(ledger):
+    assert not ledger.exhausted
+    ledger.measure_all(CHOICES[:4])
+    assert ledger.exhausted
+    assert not ledger.complete
+
+
+def test_so_does_knowing_every_choice(table):
+    ledger = Ledger(WORKLOAD, ReplayMeasurer(table))
+    ledger.measure_all(ledger.space.all_choices[:-1])
+    assert not ledger.complete
+    assert not ledger.exhausted
+    ledger.measure_all(ledger.space.all_choices[-1:])
+    assert ledger.complete
+    assert ledger.exhausted
+    assert not ledger.spent

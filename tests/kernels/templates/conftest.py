@@ -11,12 +11,10 @@ from tests.kernels.templates.gather_choices import SMALL
 @pytest.fixture
 def one_thread():
     """What torch computes here is small: more threads only wait for each other."""
-    import torch
+    from atoffer_rl.agents.threads import single_thread
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with single_thread():
+        yield
 
 
 @pytest.fixture
